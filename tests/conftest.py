@@ -75,6 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have empty pictures: drawing takes longer than a tiny training."""
+    empty = {"png": b"", "svg": b""}
+    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: empty)
+
+
+@pytest.fixture
 def kuhn_tables() -> dict[str, dict[str, Any]]:
     return {
         "environments": {"name": "kuhn_poker"},

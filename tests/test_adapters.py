@@ -2,7 +2,6 @@
 
 import gc
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ def invoke(words: str, *more: str):
 
 
 @pytest.mark.parametrize("name", shipped_adapters())
-def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> None:
+def test_shipped_adapters_are_small_and_name_their_game_and_model(name):
     folder = find_model(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 10_000_000
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -41,14 +40,14 @@ def test_shipped_adapters_are_small_and_name_their_game_and_model(name: str) -> 
     assert recipe.model.path == config["base_model_name_or_path"]  # no folder of one machine
 
 
-def test_there_are_shipped_adapters_for_six_environments_and_a_mix() -> None:
+def test_there_are_shipped_adapters_for_six_environments_and_a_mix():
     recipes = [load_recipe(find_model(name) / "recipe.toml") for name in shipped_adapters()]
     worlds = ("alfworld", "kuhn_poker", "rock_paper_scissors", "sokoban", "tic_tac_toe", "webshop")
     assert {recipe.environments.name for recipe in recipes} == {*worlds, "mix"}
 
 
 @pytest.mark.slow
-def test_shipped_agents_reach_their_trained_scores() -> None:
+def test_shipped_agents_reach_their_trained_scores():
     """Kuhn poker: the best score without adaptation is .125.
 
     Tic-Tac-Toe: MCTS-100 almost never wins in the second seat (.001 of 6,000 games).
@@ -75,9 +74,7 @@ def test_shipped_agents_reach_their_trained_scores() -> None:
         ("play kuhn_poker --watch --against conservative --seed 1 --episodes 1", 0),  # embedded
     ],
 )
-def test_without_a_model_a_message_says_what_to_do(
-    words: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_model_a_message_says_what_to_do(words, code, tmp_path, monkeypatch):
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
     with pytest.raises(ValueError, match="mage model add smollm2"):
         base_of(find_model("smollm2-kuhn_poker"))
@@ -98,8 +95,8 @@ def test_without_a_model_a_message_says_what_to_do(
     ],
 )
 def test_a_game_with_an_embedded_model_of_its_own_uses_it_in_the_world_that_it_knows(
-    environment: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    environment, model, tmp_path, monkeypatch
+):
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path))
     world = make_environment(environment, {})
     agent = find_player(environment, world, {}, None, None, lambda line: None)
@@ -111,10 +108,8 @@ def test_a_game_with_an_embedded_model_of_its_own_uses_it_in_the_world_that_it_k
 @pytest.mark.e2e
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
-    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = {"png": b"", "svg": b""}
-    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: empty)
+    tmp_path, rank, no_pictures, monkeypatch
+):
     options = (*TINY, f"--learn.lora_rank={rank}", "--runs", str(tmp_path))
     done = invoke("train kuhn_demo --learn.lr=0.01 --run.name=one --json", *options)
     assert done.exit_code == 0, done.output

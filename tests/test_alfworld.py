@@ -18,12 +18,10 @@ from mage.engines.base import run
 from mage.environments.alfworld import Alfworld
 from mage.environments.alfworld.engine import NOTHING_HAPPENS, Game, World
 from mage.environments.alfworld.game_file import read_game
-from mage.environments.alfworld.games import (
-    make_game,
-)
+from mage.environments.alfworld.games import make_game
 from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.planner import plan
-from mage.environments.alfworld.problem import TASK_TYPES, TaskType
+from mage.environments.alfworld.problem import TASK_TYPES
 from mage.environments.alfworld.rooms import SEEN, UNSEEN
 from mage.environments.base import check
 from mage.evaluation.panels import make_panel
@@ -40,7 +38,7 @@ SMALL = {"receptacles": 4, "objects": 4}
 # --- The engine -----------------------------------------------------------------------------------
 
 
-def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
+def test_a_transcript_of_textworld_is_reproduced_word_for_word():
     """Recorded from TextWorld 1.7.0 with alfworld 0.4.2.
 
     The game covers its peculiarities: shared places, an object in two places, slices, a full bowl.
@@ -55,7 +53,7 @@ def test_a_transcript_of_textworld_is_reproduced_word_for_word() -> None:
     assert len(record["steps"]) > 100
 
 
-def test_inadmissible_commands_change_nothing() -> None:
+def test_inadmissible_commands_change_nothing():
     world = World(make_game("place", "train", 0, 8, 12, 10))
     before = world.admissible()
     odd = ("take \x00\x1b[31m", "x" * 100_000, "go to shelf 1; look")
@@ -75,7 +73,7 @@ def test_inadmissible_commands_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
-def test_every_generated_game_is_won_by_its_plan_and_not_before(kind: TaskType) -> None:
+def test_every_generated_game_is_won_by_its_plan_and_not_before(kind):
     for split, (receptacles, objects) in product(SPLITS, ((3, 2), (4, 4), (8, 12))):
         for seed in range(4):
             game = make_game(kind, split, seed, receptacles, objects, 10)
@@ -87,7 +85,7 @@ def test_every_generated_game_is_won_by_its_plan_and_not_before(kind: TaskType) 
             assert len(won) <= 10
 
 
-def test_no_game_of_one_split_is_a_game_of_another() -> None:
+def test_no_game_of_one_split_is_a_game_of_another():
     """In the smallest rooms, where repetitions are frequent. Wording and numbers do not count."""
     train, test, ood = (
         {content(make_game("place", split, seed, 3, 2, 10)) for seed in range(80)}
@@ -107,7 +105,7 @@ def content(game: Game) -> tuple[Any, ...]:
     return game.goal, tuple(sorted(game.receptacle_types)), tuple(lying)
 
 
-def test_rooms_out_of_domain_have_furniture_of_no_seen_room() -> None:
+def test_rooms_out_of_domain_have_furniture_of_no_seen_room():
     seen, unseen = (
         [Counter(f"{name.lower()}type" for name in layout.receptacles) for layout in layouts]
         for layouts in (SEEN, UNSEEN)
@@ -118,7 +116,7 @@ def test_rooms_out_of_domain_have_furniture_of_no_seen_room() -> None:
         assert any(found <= types for types in unseen)
 
 
-def test_a_seed_gives_the_same_game_in_every_process() -> None:
+def test_a_seed_gives_the_same_game_in_every_process():
     told = (
         "from mage.environments.alfworld.generator import generate; print(generate('heat', "
         "'test', 7, receptacles=5, objects=6)['pddl_problem'])"
@@ -141,7 +139,7 @@ def test_a_seed_gives_the_same_game_in_every_process() -> None:
         ({"receptacles": 2}, "receptacles"),
     ],
 )
-def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValidationError, match=message):
         Alfworld(**options)
 
@@ -150,7 +148,7 @@ def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.parametrize("kind", TASK_TYPES)
-def test_the_expert_wins_after_random_play(kind: TaskType) -> None:
+def test_the_expert_wins_after_random_play(kind):
     environment = Alfworld(task_types=(kind,), max_turns=60)
     for seed in range(6):
         state, rng = environment.start(seed), random.Random(seed)
@@ -165,7 +163,7 @@ def test_the_expert_wins_after_random_play(kind: TaskType) -> None:
         assert state.scores() == (1.0,)
 
 
-def test_there_is_no_plan_for_a_finished_or_impossible_task() -> None:
+def test_there_is_no_plan_for_a_finished_or_impossible_task():
     world = World(make_game("clean", "train", 0, 8, 12, 10))
     for command in plan(world) or ():
         world.step(command)
@@ -188,11 +186,11 @@ def test_there_is_no_plan_for_a_finished_or_impossible_task() -> None:
     ],
     ids=str,
 )
-def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+def test_it_keeps_the_contract(options):
     assert check(Alfworld(**options), games=40) == []
 
 
-def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> None:
+def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised():
     said = ["dance", "go " * 30_000, "look\x07\x00"]
     answers = iter([*(f"<action>{one}</action>" for one in said), "no tags"] * 3)
     agent = scripted_agent(lambda prompt: next(answers))
@@ -204,7 +202,7 @@ def test_an_inadmissible_command_is_recorded_as_illegal_and_never_raised() -> No
     assert (episode.ending, episode.outcome, episode.score) == ("illegal", "lost", 0.0)
 
 
-def test_an_observation_is_bounded_and_states_what_was_cut() -> None:
+def test_an_observation_is_bounded_and_states_what_was_cut():
     state = Alfworld(commands=3, characters=200).start(0)
     shown = state.observe(0).rsplit("Commands: ", 1)[1]
     assert f"(and {len(state.legal()) - 3} more, not shown)" in shown
@@ -218,7 +216,7 @@ def test_an_observation_is_bounded_and_states_what_was_cut() -> None:
     assert len(long.recap(0)) < 260
 
 
-def test_a_recap_has_the_task_the_commands_and_the_seen_contents_only() -> None:
+def test_a_recap_has_the_task_the_commands_and_the_seen_contents_only():
     game = make_game("place", "train", 6, 8, 12, 10)
     state, steps = Alfworld(task_types=("place",)).start(6), plan(World(game)) or []
     for command in steps:
@@ -234,7 +232,7 @@ def test_a_recap_has_the_task_the_commands_and_the_seen_contents_only() -> None:
     assert thing in told.split(f"At first {place} held ")[1].split(".")[0]
 
 
-def test_the_anchor_depends_on_the_situation_and_not_on_the_path() -> None:
+def test_the_anchor_depends_on_the_situation_and_not_on_the_path():
     one, other = Alfworld().start(0), Alfworld().start(0)
     ways = [command for command in one.legal() if command.startswith("go to")]
     for command in (ways[0], ways[1]):
@@ -249,7 +247,7 @@ def test_the_anchor_depends_on_the_situation_and_not_on_the_path() -> None:
     assert one.anchor(0) != before
 
 
-def test_splits_have_different_games_and_panels_cover_task_types_evenly() -> None:
+def test_splits_have_different_games_and_panels_cover_task_types_evenly():
     environment = Alfworld()
     tasks = {split: environment.for_split(split).game(11) for split in SPLITS}
     assert len({(game.task, game.objects, game.receptacles) for game in tasks.values()}) == 3

@@ -12,13 +12,7 @@ from mage.config.loading import load_recipe
 from mage.environments.alfworld import Alfworld
 from mage.environments.alfworld.engine import World
 from mage.environments.alfworld.game_file import read_game
-from mage.environments.alfworld.games import (
-    FOLDERS,
-    VARIABLE,
-    find_folder,
-    list_games,
-    load_game,
-)
+from mage.environments.alfworld.games import FOLDERS, VARIABLE, find_folder, list_games, load_game
 from mage.environments.alfworld.generator import generate
 from mage.environments.alfworld.planner import plan
 from mage.environments.alfworld.problem import TASK_TYPES
@@ -38,7 +32,7 @@ def write(folder: Path, split: str, name: str, content: Any) -> Path:
 
 
 @pytest.fixture
-def games(tmp_path: Path) -> Path:
+def games(tmp_path):
     """A data folder with two games of every split."""
     for split, folder in FOLDERS.items():
         for seed, name in enumerate(("pick_and_place_simple-a", "look_at_obj_in_light-b")):
@@ -49,7 +43,7 @@ def games(tmp_path: Path) -> Path:
 # --- The loader -----------------------------------------------------------------------------------
 
 
-def test_each_split_of_a_data_folder_is_played(games: Path) -> None:
+def test_each_split_of_a_data_folder_is_played(games):
     environment = Alfworld(data=str(games))
     for split in SPLITS:
         world = environment.for_split(split)
@@ -61,9 +55,7 @@ def test_each_split_of_a_data_folder_is_played(games: Path) -> None:
         Alfworld(data=str(games), task_types=("heat",)).start(0)
 
 
-def test_missing_data_gives_a_message_with_download_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_data_gives_a_message_with_download_steps(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     for data in (str(tmp_path), str(tmp_path / "nowhere")):
         with pytest.raises(ValueError, match="alfworld-download"):
@@ -72,9 +64,7 @@ def test_missing_data_gives_a_message_with_download_steps(
         Alfworld(data="official").start(0)
 
 
-def test_the_official_folder_is_found_by_environment_variable(
-    games: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_official_folder_is_found_by_environment_variable(games, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(games))
     assert Alfworld(data="official").strata() == 2
     assert find_folder(str(games)) == games
@@ -106,13 +96,13 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_corrupt_game_file_gives_one_clear_message(name: str, tmp_path: Path) -> None:
+def test_a_corrupt_game_file_gives_one_clear_message(name, tmp_path):
     write(tmp_path, "train", "pick_and_place_simple-a", BROKEN[name])
     with pytest.raises(ValueError, match=r"game\.tw-pddl is not a"):
         Alfworld(data=str(tmp_path)).start(0)
 
 
-def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None:
+def test_an_unreadable_game_file_gives_one_clear_message(tmp_path):
     path = tmp_path / "game.tw-pddl"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not a game file"):
@@ -124,7 +114,7 @@ def test_an_unreadable_game_file_gives_one_clear_message(tmp_path: Path) -> None
 # --- Filter ---------------------------------------------------------------------------------------
 
 
-def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path: Path) -> None:
+def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path):
     """As in stock ALFWorld's loader (alfred_tw_env.py)."""
     good = generate("place", "test", 1, **SMALL)
     unsolvable = json.dumps(good | {"solvable": False}, separators=(",", ":"))
@@ -138,9 +128,7 @@ def test_movable_sliced_and_unsolvable_games_are_left_out(tmp_path: Path) -> Non
     assert list_games(tmp_path, "test", TASK_TYPES) == (kept,)
 
 
-def test_data_is_checked_before_the_model_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_is_checked_before_the_model_loads(tmp_path, monkeypatch):
     def load(*arguments: object) -> None:
         pytest.fail("the model was loaded first")
 
@@ -158,7 +146,7 @@ ARCHIVE = Path(__file__).parents[2] / "shared/data/alfworld/games.tar.xz"
 
 
 @pytest.fixture(scope="module")
-def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def official(tmp_path_factory):
     """The official games: the folder in ALFWORLD_DATA, or unpacked from the shared data."""
     if os.environ.get(VARIABLE):
         return find_folder("official")
@@ -173,7 +161,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_official_walkthroughs_win_and_plans_are_no_longer(official: Path) -> None:
+def test_official_walkthroughs_win_and_plans_are_no_longer(official):
     files = sorted(official.rglob("game.tw-pddl"))
     for path in files:
         game = load_game(path)
@@ -193,7 +181,7 @@ def test_official_walkthroughs_win_and_plans_are_no_longer(official: Path) -> No
 
 
 @pytest.mark.slow
-def test_the_official_splits_have_the_official_sizes(official: Path) -> None:
+def test_the_official_splits_have_the_official_sizes(official):
     assert [len(list_games(official, split, TASK_TYPES)) for split in SPLITS] == [3553, 140, 134]
 
 
@@ -212,13 +200,13 @@ SENTENCE = '"Your task is to: put a \\"red\\" cup in the sink."'
         ("", "You can look"),
     ],
 )
-def test_task_and_help_are_read_from_the_grammar(rest: str, told: str) -> None:
+def test_task_and_help_are_read_from_the_grammar(rest, told):
     world = World(read_game(_with_grammar(SENTENCE + rest)))
     assert world.game.task == 'Your task is to: put a "red" cup in the sink.'
     assert world.game.help.startswith(told)
 
 
-def test_a_hostile_grammar_is_read_in_linear_time() -> None:
+def test_a_hostile_grammar_is_read_in_linear_time():
     """The old patterns took seconds for 32,000 characters; these would take hours."""
     read_game(_with_grammar(SENTENCE + "action help {" * 100_000))
     with pytest.raises(ValueError, match="must hold the sentence"):

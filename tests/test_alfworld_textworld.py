@@ -80,9 +80,7 @@ def chosen_games() -> list[tuple[TaskType, Path]]:
     return found
 
 
-def test_random_play_of_official_games_equals_textworld(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_random_play_of_official_games_equals_textworld(capsys):
     agreed, steps = Counter[str](), 0
     for number, (kind, path) in enumerate(chosen_games()):
         steps += compare(path, None, random.Random(number))
@@ -93,7 +91,7 @@ def test_random_play_of_official_games_equals_textworld(
         print("".join(f"\n  {name}: {count} games agree" for name, count in agreed.items()))  # noqa: T201
 
 
-def test_exported_games_load_and_play_the_same_in_textworld(tmp_path: Path) -> None:
+def test_exported_games_load_and_play_the_same_in_textworld(tmp_path):
     pytest.importorskip("alfworld", reason="alfworld is not installed")
     for number, path in enumerate(write_games(tmp_path, 12)):
         walkthrough = json.loads(path.read_text())["walkthrough"]

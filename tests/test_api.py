@@ -3,7 +3,6 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ class AlwaysBet(mage.Opponent):
         return {"bet": 1.0}
 
 
-def test_the_public_names_are_stable_and_documented() -> None:
+def test_the_public_names_are_stable_and_documented():
     """`mypy` checks the stub, which editors show; here it must name the same objects."""
     others, package = NAMES - {"__version__"}, Path(mage.__file__).parent
     assert set(mage.__all__) == NAMES
@@ -56,7 +55,7 @@ def test_the_public_names_are_stable_and_documented() -> None:
     assert "editable_mode=compat" in (package.parent / "Makefile").read_text()
 
 
-def test_recipes_are_changed_by_values_classes_and_objects() -> None:
+def test_recipes_are_changed_by_values_classes_and_objects():
     board, shares = OtherBoard(max_turns=6), {Pattern(number=2): 0.5, "random": 0.5}
     changes = {"environments": board, "opponents.train": shares, "play.groups": 2}
     recipe = mage.load_recipe("tic_tac_toe", changes)
@@ -70,7 +69,7 @@ def test_recipes_are_changed_by_values_classes_and_objects() -> None:
         mage.load_recipe("tic_tac_toe", {"opponents.train": {3: 1.0}})
 
 
-def test_menus_are_listed_as_records() -> None:
+def test_menus_are_listed_as_records():
     assert {"kuhn_poker", "sokoban"} <= {item.name for item in mage.list("environments")}
     assert {"environments", "opponents", "recipes", "options"} <= set(mage.list())
 
@@ -84,7 +83,7 @@ class Recorder(mage.Callback):
 
 
 @pytest.fixture(scope="module")
-def without_pictures() -> Iterator[None]:
+def without_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mage.report.curves.draw_curves", lambda results: {"png": b"", "svg": b""})
         yield
@@ -92,9 +91,7 @@ def without_pictures() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 @end_to_end
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, without_pictures: None
-) -> tuple[mage.Run, Recorder]:
+def trained(tmp_path_factory, without_pictures):
     recorder = Recorder()
     recipe = mage.load_recipe("kuhn_poker", SMALL)
     run = mage.train(recipe, runs=tmp_path_factory.mktemp("runs"), callbacks=[recorder])
@@ -102,7 +99,7 @@ def trained(
 
 
 @pytest.mark.e2e
-def test_a_run_is_trained_loaded_evaluated_and_played(trained: tuple[mage.Run, Recorder]) -> None:
+def test_a_run_is_trained_loaded_evaluated_and_played(trained):
     run, recorder = trained
     assert recorder.updates == [1, 2]
     assert run.finished
@@ -123,7 +120,7 @@ def test_a_run_is_trained_loaded_evaluated_and_played(trained: tuple[mage.Run, R
 
 
 @pytest.mark.e2e
-def test_results_become_pandas_frames(trained: tuple[mage.Run, Recorder]) -> None:
+def test_results_become_pandas_frames(trained):
     pytest.importorskip("pandas")
     run, _ = trained
     frame = run.to_pandas()
@@ -137,7 +134,7 @@ def test_results_become_pandas_frames(trained: tuple[mage.Run, Recorder]) -> Non
 # --- Recipes, policies and engines without files --------------------------------------------------
 
 
-def test_a_recipe_needs_no_base() -> None:
+def test_a_recipe_needs_no_base():
     recipe = mage.recipe(
         OtherBoard(max_turns=6),
         opponents=[Pattern(number=2), "random"],
@@ -158,9 +155,7 @@ def test_a_recipe_needs_no_base() -> None:
         mage.recipe("mastermind", play={"grops": 3})
 
 
-def test_an_item_that_a_stopped_run_could_not_find_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_item_that_a_stopped_run_could_not_find_is_refused(monkeypatch):
     class Inside(TicTacToe):
         pass
 
@@ -175,7 +170,7 @@ def test_an_item_that_a_stopped_run_could_not_find_is_refused(
         mage.recipe("__main__.OtherBoard")
 
 
-def test_a_function_is_evaluated_as_a_policy() -> None:
+def test_a_function_is_evaluated_as_a_policy():
     met: set[int] = set()
 
     def always_bet(seen: mage.Seen) -> str:
@@ -197,7 +192,7 @@ def test_a_function_is_evaluated_as_a_policy() -> None:
     assert score.count == mage.recipe("kuhn_poker").evaluate.final_size
 
 
-def test_wrong_policies_are_data_or_one_message() -> None:
+def test_wrong_policies_are_data_or_one_message():
     found = mage.evaluate("kuhn_poker", policy=lambda seen: "raise", size=6, episodes=1)
     assert found.overall.episodes[0].illegal == 1.0
     with pytest.raises(ValueError, match="must return a move as text"):
@@ -211,9 +206,7 @@ def test_wrong_policies_are_data_or_one_message() -> None:
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("without_pictures")
-def test_training_in_python_shows_the_progress_of_the_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_training_in_python_shows_the_progress_of_the_command(tmp_path, capfd):
     few = {"run.updates": 1, "evaluate.size": 1, "evaluate.final_size": 1, "run.workers": 1}
     recipe = mage.load_recipe("kuhn_poker", SMALL | few)
     run = mage.train(recipe, runs=tmp_path)

@@ -1,7 +1,6 @@
 """A training does not depend on what ran earlier in its process."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def disturb() -> None:
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
+def restored():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -60,7 +59,7 @@ def restored() -> Iterator[None]:
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
 )  # bfloat16 takes minutes on a processor without it
-def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(tmp_path: Path, dtype: str) -> None:
+def test_a_training_equals_one_in_a_fresh_process_bit_for_bit(tmp_path, dtype):
     """The other process has loaded torch and computed nothing."""
     expected, later = (start(tmp_path / name, dtype) for name in ("fresh", "later"))
     assert wait(start_training(expected.path)) == 0

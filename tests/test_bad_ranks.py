@@ -73,7 +73,7 @@ def run_ranks(folders: list[Path], *words: str) -> tuple[list[int], list[str]]:
     return codes, [(folder / f"{rank}.log").read_text() for rank, folder in enumerate(folders)]
 
 
-def test_a_restarted_job_finds_its_own_run_among_others(tmp_path: Path) -> None:
+def test_a_restarted_job_finds_its_own_run_among_others(tmp_path):
     recipe = load_recipe("demo", [])
     own = RunFolder.create(tmp_path / "own", recipe, job="host:2")
     RunFolder.create(tmp_path / "a", recipe, job="host:1")
@@ -88,7 +88,7 @@ def test_a_restarted_job_finds_its_own_run_among_others(tmp_path: Path) -> None:
     assert find_folder(tmp_path, world("host:3")) is None
 
 
-def test_a_rank_ends_when_its_launcher_was_killed() -> None:
+def test_a_rank_ends_when_its_launcher_was_killed():
     """The output ends when both processes have ended; the rank alone would wait ten minutes."""
     program = """
 import os, signal, time
@@ -106,7 +106,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.e2e
-def test_a_node_without_the_model_is_named_by_rank_0(tmp_path: Path) -> None:
+def test_a_node_without_the_model_is_named_by_rank_0(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
@@ -123,7 +123,7 @@ def test_a_node_without_the_model_is_named_by_rank_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_checkpoint_of_another_model_is_refused_once(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_once(tmp_path):
     (tmp_path / "tiny.toml").write_text(RECIPE)
     run = RunFolder.create(tmp_path / "run", load_recipe(str(tmp_path / "tiny.toml"), []))
     other = Learner(make_model(exact=False), LearnOptions())
@@ -165,7 +165,7 @@ def differ_and_delay() -> None:
 
 
 @pytest.mark.e2e
-def test_torchrun_does_not_stop_rank_0_before_its_message(tmp_path: Path) -> None:
+def test_torchrun_does_not_stop_rank_0_before_its_message(tmp_path):
     """torchrun sends SIGTERM to rank 0 when rank 1 has ended with an error."""
     codes, told = run_torchrun(tmp_path, differ_and_delay)
     assert codes == ["2", "2"]
@@ -184,7 +184,7 @@ def break_rank_1() -> None:
 
 
 @pytest.mark.e2e
-def test_a_rank_that_fails_alone_ends_at_once_and_rank_0_shows_its_error(tmp_path: Path) -> None:
+def test_a_rank_that_fails_alone_ends_at_once_and_rank_0_shows_its_error(tmp_path):
     codes, told = run_torchrun(tmp_path, break_rank_1)
     assert codes == ["2", "2"]
     assert told.count("mage: ") == 1
@@ -210,7 +210,7 @@ def break_rank_0() -> None:
 
 
 @pytest.mark.e2e
-def test_an_error_of_rank_0_alone_is_one_message(tmp_path: Path) -> None:
+def test_an_error_of_rank_0_alone_is_one_message(tmp_path):
     codes, told = run_torchrun(tmp_path, break_rank_0)
     assert codes == ["2", "2"]
     assert told.count("mage: ") == 1
@@ -234,7 +234,7 @@ def lose_rank_1_in_an_import() -> None:
 
 
 @pytest.mark.e2e
-def test_a_lost_rank_is_one_message_also_during_an_import(tmp_path: Path) -> None:
+def test_a_lost_rank_is_one_message_also_during_an_import(tmp_path):
     _, told = run_torchrun(tmp_path, lose_rank_1_in_an_import)
     assert told.count("mage: ") == 1
     assert f"mage: rank 1 on {socket.gethostname()} " in told
@@ -250,14 +250,14 @@ def add_a_bug_to_rank_0() -> None:
 
 
 @pytest.mark.e2e
-def test_a_bug_of_rank_0_is_not_a_message_of_rank_1(tmp_path: Path) -> None:
+def test_a_bug_of_rank_0_is_not_a_message_of_rank_1(tmp_path):
     codes, told = run_torchrun(tmp_path, add_a_bug_to_rank_0)
     assert codes == ["", "2"], "rank 0 ends with a traceback"
     assert "AssertionError: this is a bug" in told
     assert "mage: " not in told
 
 
-def test_a_rank_waits_until_rank_0_reports_an_error() -> None:
+def test_a_rank_waits_until_rank_0_reports_an_error():
     held = open_store()
     other = dist.TCPStore("127.0.0.1", held.port, None, is_master=False)
     assert not wait_for_report(other, seconds=0.1)
@@ -268,7 +268,7 @@ def test_a_rank_waits_until_rank_0_reports_an_error() -> None:
     assert wait_for_report(other)
 
 
-def test_no_rank_is_reported_lost_after_an_error_of_all_ranks() -> None:
+def test_no_rank_is_reported_lost_after_an_error_of_all_ranks():
     ended = subprocess.Popen(["true"])
     ended.wait()
     ranks = Ranks(0, 2)
@@ -279,7 +279,7 @@ def test_no_rank_is_reported_lost_after_an_error_of_all_ranks() -> None:
 
 
 @pytest.mark.e2e
-def test_a_taken_port_is_refused(tmp_path: Path) -> None:
+def test_a_taken_port_is_refused(tmp_path):
     (tmp_path / "tiny.toml").write_text(RECIPE)
     other = open_store()
     assert wait(start_rank(0, 2, tmp_path, ("tiny.toml",), other, holds=True)) == 2
@@ -290,7 +290,7 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_ranks_end_at_once_if_torchrun_was_killed_before_they_met(tmp_path: Path) -> None:
+def test_ranks_end_at_once_if_torchrun_was_killed_before_they_met(tmp_path):
     """The store of torchrun is closed before the ranks start."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
     ended = SimpleNamespace(port=open_store().port)
@@ -303,7 +303,7 @@ def test_ranks_end_at_once_if_torchrun_was_killed_before_they_met(tmp_path: Path
 
 
 @pytest.mark.e2e
-def test_sigterm_ends_a_rank_that_waits_for_rank_0(tmp_path: Path) -> None:
+def test_sigterm_ends_a_rank_that_waits_for_rank_0(tmp_path):
     """Rank 1 waits in torch, which calls no signal handler."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
     store = open_store()
@@ -320,14 +320,14 @@ def test_sigterm_ends_a_rank_that_waits_for_rank_0(tmp_path: Path) -> None:
     assert (tmp_path / "1.log").read_text() == ""
 
 
-def test_more_ranks_than_meta_episodes_are_refused() -> None:
+def test_more_ranks_than_meta_episodes_are_refused():
     recipe = load_recipe("kuhn_poker", ["--play.groups=2", "--play.members=2", "--run.workers=1"])
     assert recipe_of_rank(recipe, Ranks(3, 4)) == recipe
     with pytest.raises(ConfigError, match="5 ranks are more than the 4 meta-episodes of an update"):
         recipe_of_rank(recipe, Ranks(4, 5))
 
 
-def test_gpus_without_nccl_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_nccl_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)

@@ -27,7 +27,7 @@ def change_weights(model: Path, count: int = 1) -> None:
 
 
 @pytest.mark.e2e
-def test_adapters_are_refused_on_other_base_weights(tmp_path: Path) -> None:
+def test_adapters_are_refused_on_other_base_weights(tmp_path):
     model = Path(shutil.copytree(SHIPPED / "embedded", tmp_path / "model"))
     recipe = tiny_recipe(
         {"name": "kuhn_poker"},
@@ -49,16 +49,14 @@ def test_adapters_are_refused_on_other_base_weights(tmp_path: Path) -> None:
         assert "were trained with other base weights" in " ".join(done.output.split())
 
 
-def test_a_checkpoint_of_an_old_version_has_no_base(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_old_version_has_no_base(tmp_path):
     recipe = tiny_recipe({"name": "kuhn_poker"}, opponents={"train": {"random": 1.0}})
     check_base({"best": None}, recipe, tmp_path)
     with pytest.raises(RunError, match="other base weights"):
         check_base({"base_sha256": "0" * 64}, recipe, tmp_path)
 
 
-def test_a_large_file_is_compared_at_each_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_compared_at_each_tensor(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "_WHOLE", 1_000)
     model = Path(shutil.copytree(SHIPPED / "embedded", tmp_path / "model"))
     first = weights_digest(model)
@@ -67,7 +65,7 @@ def test_a_large_file_is_compared_at_each_tensor(
     assert weights_digest(model) != first
 
 
-def test_other_versions_are_one_note() -> None:
+def test_other_versions_are_one_note():
     now = versions()
     assert changed_software(now) == []
     assert changed_software({"packages": "x"}) == []

@@ -1,7 +1,5 @@
 """The benchmarks run at their smallest size, and both sides do the same work."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -18,13 +16,13 @@ from mage.types import Turn
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def test_a_ratio_is_the_median_over_rounds_and_the_first_round_is_not_counted() -> None:
+def test_a_ratio_is_the_median_over_rounds_and_the_first_round_is_not_counted():
     ours, theirs = iter([99.0, 1.0, 2.0, 1.0]), iter([1.0, 4.0, 4.0, 3.0])
     found = compare(
         "sum", "case", ("a", "b"), "items", 8, (lambda: next(ours), lambda: next(theirs)), rounds=3
@@ -36,18 +34,18 @@ def test_a_ratio_is_the_median_over_rounds_and_the_first_round_is_not_counted() 
     assert "ratio  3.0 (2.0 to 4.0)" in found.line()
 
 
-def test_the_ways_alternate() -> None:
+def test_the_ways_alternate():
     order: list[str] = []
     take_turns([lambda: order.append("a") or 0.0, lambda: order.append("b") or 0.0], rounds=1)
     assert order == ["a", "b", "a", "b"]
 
 
-def test_a_missed_target_is_reported() -> None:
+def test_a_missed_target_is_reported():
     line = Comparison("x", "y", ("a", "b"), "u", 1.0, 1.0, (1.9,), target=2.0).line()
     assert "MISSED: target 2" in line
 
 
-def test_the_host_benchmark_plays_and_learns_from_the_script() -> None:
+def test_the_host_benchmark_plays_and_learns_from_the_script():
     changes = ["--run.workers=1", "--play.groups=2", "--play.members=2"]
     update = host.Update(host.read_recipe("kuhn_poker", changes), None)
     update.begin()
@@ -59,7 +57,7 @@ def test_the_host_benchmark_plays_and_learns_from_the_script() -> None:
     assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
 
 
-def test_a_shared_key_is_counted_once() -> None:
+def test_a_shared_key_is_counted_once():
     """As many keys as different beginnings of the sequences."""
     rng = np.random.default_rng(0)
     texts = [tuple(rng.integers(0, 2, rng.integers(1, 9)).tolist()) for _ in range(20)]
@@ -69,7 +67,7 @@ def test_a_shared_key_is_counted_once() -> None:
     assert read == pytest.approx(len(set().union(*starts)))
 
 
-def test_all_keys_of_an_update_are_counted() -> None:
+def test_all_keys_of_an_update_are_counted():
     changes = ["--run.workers=1", "--play.groups=2", "--play.members=2"]
     counts, metas = prefixes.count(host.read_recipe("kuhn_poker", changes), None, 8)
     turns = [turn for meta in metas for one in meta.episodes for turn in one.turns]
@@ -86,7 +84,7 @@ def test_all_keys_of_an_update_are_counted() -> None:
 
 
 @pytest.mark.e2e
-def test_packed_and_unpacked_updates_agree() -> None:
+def test_packed_and_unpacked_updates_agree():
     (found,) = packing.measure((("kuhn_poker", "history"),), groups=1, rounds=1)
     logprob, loss = (float(part.split()[-1]) for part in found.note.rsplit(": ", 1)[1].split(","))
     assert logprob < 1e-4  # float32 against itself in another order of summation
@@ -94,7 +92,7 @@ def test_packed_and_unpacked_updates_agree() -> None:
 
 
 @pytest.mark.e2e
-def test_generate_gets_the_prompts_of_play_and_gives_the_replies_of_the_engine() -> None:
+def test_generate_gets_the_prompts_of_play_and_gives_the_replies_of_the_engine():
     """At a very low temperature the padded batches give the replies of the engine."""
     parts = build_components(
         change_recipe(make_recipe("kuhn_poker", "reflections", 1), ["--agent.temperature=0.0001"])
@@ -124,14 +122,14 @@ def _turns(parts: Components) -> list[Turn]:
 
 
 @pytest.mark.e2e
-def test_generate_runs_in_all_three_ways() -> None:
+def test_generate_runs_in_all_three_ways():
     found = list(generate.measure((("kuhn_poker", "history"),), groups=1, rounds=1))
     ways = ["play / turns", "play / sorted", "no reuse / sorted"]
     assert [line.case.split(": ")[1] for line in found] == ways
 
 
 @pytest.mark.e2e
-def test_both_trainers_get_the_same_work() -> None:
+def test_both_trainers_get_the_same_work():
     if not trl.is_installed():
         with pytest.raises(Skipped, match="pip install"):
             list(trl.measure())
@@ -144,7 +142,7 @@ def test_both_trainers_get_the_same_work() -> None:
     )  # the same model and limit: completions are about equally long
 
 
-def test_adapters_replay_the_same_moves_as_the_libraries() -> None:
+def test_adapters_replay_the_same_moves_as_the_libraries():
     pytest.importorskip("gymnasium")
     pytest.importorskip("textarena")
     found = list(adapters.measure(games=2, rounds=1))
@@ -152,6 +150,6 @@ def test_adapters_replay_the_same_moves_as_the_libraries() -> None:
     assert all(one.ours > 0 for one in found)
 
 
-def test_an_unknown_benchmark_gives_a_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_gives_a_clear_message(capsys):
     assert command.main(["paking"]) == 2
     assert "benchmarks are packing, generate" in capsys.readouterr().err

@@ -7,7 +7,6 @@ installed.
 import json
 import os
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from int8_toys import (
     make_requests,
     mean_gaps,
 )
-from transformers import PreTrainedModel
 
 from benchmarks import cache
 from mage.config.errors import UserError
@@ -35,12 +33,12 @@ from mage.training.memory_plan import plan_memory
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
+def model(monkeypatch):
     allow_small_models(monkeypatch)
     return make_model("llama", "cpu", torch.float32)
 
 
-def test_a_vector_is_scaled_so_that_its_largest_number_fits() -> None:
+def test_a_vector_is_scaled_so_that_its_largest_number_fits():
     """Worked by hand: log2(1,000 / 126.5) is 2.983 (2.982 in float16); 1,000 / 2 ** 2.982 is 126.5.
 
     -300 / 2 ** 2.982 is -37.96. log2(.01 / 126.5) is -13.625 in float16, and .01 * 2 ** 13.625 is
@@ -61,9 +59,7 @@ def test_a_vector_is_scaled_so_that_its_largest_number_fits() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", KINDS)
-def test_logprobs_stay_near_those_of_the_models_format(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logprobs_stay_near_those_of_the_models_format(kind, monkeypatch):
     allow_small_models(monkeypatch)
     model = make_model(kind, "cpu", torch.float32)
     requests = make_requests((64, 300), 3, 8)
@@ -75,9 +71,7 @@ def test_logprobs_stay_near_those_of_the_models_format(
 
 
 @pytest.mark.e2e
-def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(
-    model: PreTrainedModel,
-) -> None:
+def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(model):
     requests = make_requests((64, 100), 3, 6)
     replies = [
         answer(make_engine(model, "int8", context=128, **options), requests)
@@ -89,7 +83,7 @@ def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(
             assert one.logprobs == pytest.approx(first.logprobs, abs=1e-4)
 
 
-def test_a_continued_prompt_reuses_its_keys_also_after_a_release(model: PreTrainedModel) -> None:
+def test_a_continued_prompt_reuses_its_keys_also_after_a_release(model):
     engine = make_engine(model, "int8", context=256)
     (request,) = make_requests((200,), 1, 12)
     (before,) = answer(engine, [request])
@@ -104,9 +98,7 @@ def test_a_continued_prompt_reuses_its_keys_also_after_a_release(model: PreTrain
     assert reused.logprobs == pytest.approx(computed.logprobs, abs=1e-4)
 
 
-def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(monkeypatch):
     model = make_model("llama", "cpu", torch.float32)
     with pytest.raises(UserError, match=r"at least 1 B parameters, and this one has 0\.00 B"):
         make_engine(model, "int8")
@@ -122,9 +114,7 @@ def test_a_small_model_is_refused_and_a_cpu_keeps_the_models_format(
 
 
 @pytest.mark.e2e
-def test_large_biases_of_keys_follow_the_weights_and_need_the_plain_decoder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_biases_of_keys_follow_the_weights_and_need_the_plain_decoder(monkeypatch):
     allow_small_models(monkeypatch)
     model = make_model("qwen2", "cpu", torch.float32)
     requests = make_requests((64, 200), 4, 8)
@@ -145,7 +135,7 @@ def plan(model: str, *changes: str):  # type: ignore[no-untyped-def]
     return plan_memory(recipe, PRESETS[model], 78 * GB)
 
 
-def test_the_memory_plan_counts_half_the_bytes_and_finds_more_slots() -> None:
+def test_the_memory_plan_counts_half_the_bytes_and_finds_more_slots():
     """A token of Qwen3-4B: 36 layers, keys and values, 8 heads of 128 bytes and a scale."""
     wide, small = plan("qwen3-4b"), plan("qwen3-4b", "--engines.cache=int8")
     pool = KeyValuePool(36, 8, 128, (1, 1), torch.bfloat16, torch.device("meta"), small=True)
@@ -158,9 +148,7 @@ def test_the_memory_plan_counts_half_the_bytes_and_finds_more_slots() -> None:
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
-def test_interpreted_kernels_compute_what_the_plain_versions_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interpreted_kernels_compute_what_the_plain_versions_do(monkeypatch):
     """The interpreter runs no assembler."""
     pytest.importorskip("triton")
     widen = import_module("int8_interpreted").widen
@@ -169,9 +157,7 @@ def test_interpreted_kernels_compute_what_the_plain_versions_do(
 
 
 @pytest.mark.e2e
-def test_the_benchmark_measures_both_caches(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_benchmark_measures_both_caches(monkeypatch, tmp_path):
     allow_small_models(monkeypatch)
     out = tmp_path / "cache.json"
     cache.main(["--size", "tiny", "--rounds", "1", "--out", str(out)])
@@ -183,6 +169,6 @@ def test_the_benchmark_measures_both_caches(
     assert gaps["model"] < 1e-5 < gaps["int8"] < 0.1
 
 
-def test_the_probe_of_the_engine_allows_for_8_bits(model: PreTrainedModel) -> None:
+def test_the_probe_of_the_engine_allows_for_8_bits(model):
     for name, limits in (("model", EXACT), ("int8", HALF)):
         assert EngineProbe(make_engine(model, name), model, 1.0).limits == limits

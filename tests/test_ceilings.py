@@ -220,16 +220,14 @@ def test_exploitation_runs_from_safe_play_to_the_best_response():
 
 
 @pytest.mark.parametrize(("seat", "expected"), [(0, 0.6167), (1, 0.55)])
-def test_pass_at_k_of_a_replayed_deal_does_not_grow_against_fixed_styles(
-    seat: int, expected: float
-) -> None:
+def test_pass_at_k_of_a_replayed_deal_does_not_grow_against_fixed_styles(seat, expected):
     """The three styles are deterministic, so a deal is won at once or never."""
     game = KuhnPoker(restart="same")
     for episodes in (1, 10):
         assert pass_bound(game, STYLES, seat, episodes) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_card_that_cannot_win_is_lost_in_every_episode() -> None:
+def test_a_card_that_cannot_win_is_lost_in_every_episode():
     """By hand: the first seat beats CFR only with the higher card, or by a bluff with the J."""
     chances = dict(zip(DEALS, win_chances(KuhnPoker(restart="same"), "cfr", 0), strict=True))
     assert chances[2, 0] == chances[2, 1] == chances[1, 0] == 1.0
@@ -237,7 +235,7 @@ def test_a_card_that_cannot_win_is_lost_in_every_episode() -> None:
     assert chances[0, 1] == pytest.approx(2 / 3, abs=0.01)
 
 
-def test_the_bound_of_a_panel_is_the_mean_over_its_own_deals() -> None:
+def test_the_bound_of_a_panel_is_the_mean_over_its_own_deals():
     recipe = load_recipe("paper_kuhn_poker")
     world = recipe.environment()
     tasks = make_panel(world, population_of(recipe), "test", size=12, episodes=3)

@@ -13,7 +13,7 @@ from mage.models.base import SHIPPED
 from tests.toys import byte_chat
 
 
-def test_the_pieces_of_a_chat_equal_the_rendered_template() -> None:
+def test_the_pieces_of_a_chat_equal_the_rendered_template():
     chat = byte_chat()
     ids = chat.first("rules", "hello") + chat.encode("<action>pass</action>") + chat.next("more")
     assert chat.tokenizer.decode(list(ids), skip_special_tokens=False) == (
@@ -22,7 +22,7 @@ def test_the_pieces_of_a_chat_equal_the_rendered_template() -> None:
     )
 
 
-def test_the_embedded_model_renders_as_in_transformers() -> None:
+def test_the_embedded_model_renders_as_in_transformers():
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(SHIPPED / "embedded")
@@ -37,7 +37,7 @@ def test_the_embedded_model_renders_as_in_transformers() -> None:
     assert list(found) == list(expected)
 
 
-def test_decoding_omits_the_end_token() -> None:
+def test_decoding_omits_the_end_token():
     chat = byte_chat()
     assert chat.decode((*chat.encode("done."), *chat.end_ids)) == "done."
 
@@ -61,13 +61,13 @@ def folder_with(tmp_path: Path, **files: str) -> Path:
     ],
 )
 def test_a_folder_without_a_tokenizer_or_with_a_wrong_template_is_refused(
-    name: str, content: str, message: str, tmp_path: Path
-) -> None:
+    name, content, message, tmp_path
+):
     with pytest.raises(ValueError, match=message):
         Chat.load(folder_with(tmp_path, **{name: content}))
 
 
-def test_a_template_in_the_tokenizer_config_is_found(tmp_path: Path) -> None:
+def test_a_template_in_the_tokenizer_config_is_found(tmp_path):
     config = json.loads((SHIPPED / "embedded" / "tokenizer_config.json").read_text())
     config["chat_template"] = (SHIPPED / "embedded" / "chat_template.jinja").read_text()
     folder = folder_with(tmp_path, chat_template="", tokenizer_config=json.dumps(config))
@@ -89,21 +89,19 @@ _LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
     ],
     ids=["loop", "recursion", "large", "many", "long"],
 )
-def test_a_template_without_end_or_with_a_huge_output_is_stopped(
-    template: str, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_without_end_or_with_a_huge_output_is_stopped(template, fault, monkeypatch):
     monkeypatch.setattr("mage.agent.chat_template.SECONDS", 1)
     with pytest.raises(ValueError, match=fault):
         Chat(byte_chat().tokenizer, template, {}, (0,))
 
 
-def test_a_template_may_use_filters() -> None:
+def test_a_template_may_use_filters():
     plain = Chat(byte_chat().tokenizer, _SHOWN, {}, (0,))
     filtered = Chat(byte_chat().tokenizer, _SHOWN.replace("m.role", "m.role|trim"), {}, (0,))
     assert filtered.first("rules", "go") == plain.first("rules", "go")
 
 
-def test_the_record_of_a_poker_hand_has_four_tokens_and_its_evidence_is_one_of_them() -> None:
+def test_the_record_of_a_poker_hand_has_four_tokens_and_its_evidence_is_one_of_them():
     """By hand: number of the game, own card, moves with the opponent's card, result."""
     chat = Chat.load(SHIPPED / "embedded-kuhn")
     shown = "Moves: you pass, opponent bet, you bet. Opponent's card: K. "
@@ -117,7 +115,7 @@ def test_the_record_of_a_poker_hand_has_four_tokens_and_its_evidence_is_one_of_t
     assert chat.decode(chat.encode(text)) == text
 
 
-def test_a_turn_of_the_demo_has_eight_tokens_and_other_texts_keep_their_characters() -> None:
+def test_a_turn_of_the_demo_has_eight_tokens_and_other_texts_keep_their_characters():
     """By hand: end, user, throws, number of the throw, assistant; then tag, throw, tag."""
     chat = Chat.load(SHIPPED / "embedded-rps")
     assert len(chat.next("scissors-paper. Throw 2.")) == 5
@@ -131,7 +129,7 @@ def test_a_turn_of_the_demo_has_eight_tokens_and_other_texts_keep_their_characte
         assert chat.decode(chat.encode(other)) == other
 
 
-def test_the_prompt_can_ask_for_a_sentence_before_the_action() -> None:
+def test_the_prompt_can_ask_for_a_sentence_before_the_action():
     short, long = (system_text(KuhnPoker(), think) for think in (False, True))
     sentence = "Each answer is one short sentence about what the opponent will do next"
     assert sentence in long

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -43,7 +42,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_a_saved_checkpoint_is_loaded_with_the_same_content(tmp_path: Path, adapter: bool) -> None:
+def test_a_saved_checkpoint_is_loaded_with_the_same_content(tmp_path, adapter):
     saved = make(40, adapter=adapter)
     path = checkpoint.save(tmp_path, saved)
     found = checkpoint.load(path)
@@ -56,7 +55,7 @@ def test_a_saved_checkpoint_is_loaded_with_the_same_content(tmp_path: Path, adap
         checkpoint.load(tmp_path / "update_000001")
 
 
-def test_latest_skips_broken_checkpoints_and_reports_them(tmp_path: Path) -> None:
+def test_latest_skips_broken_checkpoints_and_reports_them(tmp_path):
     for update in (999_999, 1_000_000, 1_000_001):
         checkpoint.save(tmp_path, make(update))
     (tmp_path / "update_1000001" / "model.safetensors").write_bytes(b"")
@@ -69,7 +68,7 @@ def test_latest_skips_broken_checkpoints_and_reports_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("update", [1, 2])
-def test_a_full_disk_damages_no_earlier_checkpoint(tmp_path: Path, update: int) -> None:
+def test_a_full_disk_damages_no_earlier_checkpoint(tmp_path, update):
     checkpoint.save(tmp_path, make(1))
     message = f"update_00000{update} could not be saved .*earlier checkpoints are unchanged"
     with largest_file(10_000), pytest.raises(RuntimeError, match=message):
@@ -78,14 +77,14 @@ def test_a_full_disk_damages_no_earlier_checkpoint(tmp_path: Path, update: int) 
     assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 8
 
 
-def test_saving_an_update_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_an_update_again_replaces_it(tmp_path):
     for size in (8, 5):
         checkpoint.save(tmp_path, make(1, size=size))
     assert len(checkpoint.load(tmp_path / "update_000001").weights["layer.weight"]) == 5
     assert names_in(tmp_path) == ["update_000001"]
 
 
-def test_files_of_a_killed_save_are_ignored_and_overwritten(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_ignored_and_overwritten(tmp_path):
     leftover = tmp_path / ".update_000001.partial"
     leftover.mkdir()
     (leftover / "model.safetensors").write_bytes(b"half")
@@ -94,7 +93,7 @@ def test_files_of_a_killed_save_are_ignored_and_overwritten(tmp_path: Path) -> N
     assert not leftover.exists()
 
 
-def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path):
     for update in range(6):
         checkpoint.save(tmp_path, make(update))
     checkpoint.prune(tmp_path, keep=2, also={1})
@@ -102,7 +101,7 @@ def test_prune_keeps_the_newest_checkpoints_and_the_named_ones(tmp_path: Path) -
 
 
 @pytest.mark.e2e
-def test_a_kill_before_any_operation_of_prune_leaves_whole_checkpoints(tmp_path: Path) -> None:
+def test_a_kill_before_any_operation_of_prune_leaves_whole_checkpoints(tmp_path):
     """The next start repeats the prune, and then the folder is as without a kill."""
     folder, numbers = tmp_path / "checkpoints", itertools.count(1)
     for update in range(4):
@@ -125,14 +124,14 @@ def test_a_kill_before_any_operation_of_prune_leaves_whole_checkpoints(tmp_path:
     assert next(numbers) > 10, "every file of a checkpoint is an operation"
 
 
-def test_a_state_that_json_cannot_hold_leaves_no_files(tmp_path: Path) -> None:
+def test_a_state_that_json_cannot_hold_leaves_no_files(tmp_path):
     bad = Checkpoint(1, {}, False, {}, {"value": object()})
     with pytest.raises(TypeError):
         checkpoint.save(tmp_path, bad)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recover_undoes_an_interrupted_replacement(tmp_path: Path) -> None:
+def test_recover_undoes_an_interrupted_replacement(tmp_path):
     for update in (1, 2):
         checkpoint.save(tmp_path, make(update))
     (tmp_path / "update_000002").rename(tmp_path / ".update_000002.replaced")
@@ -142,7 +141,7 @@ def test_recover_undoes_an_interrupted_replacement(tmp_path: Path) -> None:
     checkpoint.verify(tmp_path / "update_000002")
 
 
-def test_a_damaged_best_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path):
     for update in (1, 2, 3):
         checkpoint.save(tmp_path, make(update))
     assert checkpoint.best_whole(tmp_path, 1) == checkpoint.Latest(tmp_path / "update_000001", ())
@@ -152,9 +151,7 @@ def test_a_damaged_best_checkpoint_is_replaced_by_the_newest_whole_one(tmp_path:
     assert "state.json is missing; update_000003 is used instead" in found.broken[0]
 
 
-def test_only_the_best_checkpoint_of_the_newest_one_must_exist(
-    tmp_path: Path, kuhn_tables: dict[str, Any]
-) -> None:
+def test_only_the_best_checkpoint_of_the_newest_one_must_exist(tmp_path, kuhn_tables):
     """Update 0 was the best one at update 1, and was deleted when update 2 became the best."""
     run = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     for update, best in ((1, 0), (2, 2)):

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def refused(*words: str | Path, late: bool = False) -> str:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
     (folder / "small.toml").write_text(RECIPE)
     return folder
@@ -100,13 +99,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 @end_to_end
-def trained(place: Path) -> Any:
+def trained(place):
     """The command that trained the run of the other tests."""
     return call("train", place / "small.toml", "--runs", place / "runs")
 
 
 @pytest.fixture(scope="module")
-def run(place: Path, trained: Any) -> Iterator[Path]:
+def run(place, trained):
     """The trained run. Pictures were drawn once; later reports have empty ones."""
     assert trained.exit_code == 0, trained.output
     with pytest.MonkeyPatch.context() as patch:
@@ -115,7 +114,7 @@ def run(place: Path, trained: Any) -> Iterator[Path]:
 
 
 @pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
+def copy(run, tmp_path):
     """A copy of the run that a test may damage: trained, but not finished."""
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / "summary.json").unlink()
@@ -125,7 +124,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
 # --- help ----------------------------------------------------------------------------------------
 
 
-def test_mage_prints_help_and_every_command_has_an_example() -> None:
+def test_mage_prints_help_and_every_command_has_an_example():
     alone = call()
     assert alone.exit_code == 0
     for verb in ("train", "evaluate", "play", "report", "list", "check", "ceilings"):
@@ -138,9 +137,7 @@ def test_mage_prints_help_and_every_command_has_an_example() -> None:
 # --- train, report -------------------------------------------------------------------------------
 
 
-def test_training_ends_with_table_ceilings_paths_and_the_verdict_of_the_page(
-    trained: Any, run: Path
-) -> None:
+def test_training_ends_with_table_ceilings_paths_and_the_verdict_of_the_page(trained, run):
     titles = ("before training", "after training", "without memory", "best without adapting")
     assert all(title in trained.stdout for title in (*titles, "best learner"))
     # Mean of both seats: non-adapting .125, Bayes-optimal third episode .238
@@ -160,9 +157,7 @@ def test_training_ends_with_table_ceilings_paths_and_the_verdict_of_the_page(
     assert [sentence for sentence in said if sentence not in trained.stdout] == []
 
 
-def test_a_finished_run_is_reported_without_training_an_unfinished_one_with_the_way_on(
-    run: Path, copy: Path
-) -> None:
+def test_a_finished_run_is_reported_without_training_an_unfinished_one_with_the_way_on(run, copy):
     before = (run / "metrics.jsonl").read_bytes()
     for told in (read("train --resume", run), read("report", run)):
         assert (told["finished"], told["updates"]) == (True, 3)
@@ -175,9 +170,7 @@ def test_a_finished_run_is_reported_without_training_an_unfinished_one_with_the_
 
 
 @pytest.mark.e2e
-def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
-    place: Path, tmp_path: Path
-) -> None:
+def test_overrides_are_accepted_in_any_order_and_can_name_the_run(place, tmp_path):
     few = "--evaluate.final_size=1 --run.name=other --runs"
     told = read("train --run.updates=0", place / "small.toml", few, tmp_path)
     assert told["updates"] == 0
@@ -185,7 +178,7 @@ def test_overrides_are_accepted_in_any_order_and_can_name_the_run(
     assert "exists already" in refused("train", place / "small.toml", few, tmp_path)
 
 
-def test_a_second_ctrl_c_stops_immediately() -> None:
+def test_a_second_ctrl_c_stops_immediately():
     said: list[str] = []
     before = signal.getsignal(signal.SIGINT)  # in the background of a shell it is ignored
     with StopSignals(said.append) as interrupt:
@@ -203,8 +196,8 @@ def test_a_second_ctrl_c_stops_immediately() -> None:
 
 @pytest.mark.parametrize("test", ["", "cfr"])
 def test_the_display_shows_scores_the_ceilings_of_these_opponents_and_the_time_left(
-    test: str, place: Path, run: Path
-) -> None:
+    test, place, run
+):
     words = ["--run.updates=4", f"--opponents.test={{{test} = 1}}"]
     recipe = load_recipe(place / "small.toml", words if test else words[:1])
     bounds, text = read_run_results(RunFolder.open(run)).bounds, StringIO()
@@ -223,7 +216,7 @@ def test_the_display_shows_scores_the_ceilings_of_these_opponents_and_the_time_l
     assert "0:00:06 left" in shown  # two updates of (2 + 4) / 2 seconds; no panel has been timed
 
 
-def test_the_time_left_includes_the_remaining_panels(place: Path) -> None:
+def test_the_time_left_includes_the_remaining_panels(place):
     words = ["--run.updates=10", "--run.evaluate_every=4", "--evaluate.final_size=12"]
     pace = Pace(load_recipe(place / "small.toml", words))
     assert pace.left(0) is None
@@ -255,8 +248,8 @@ def test_the_time_left_includes_the_remaining_panels(place: Path) -> None:
     ],
 )
 def test_an_error_in_a_recipe_gives_one_message_and_creates_nothing(
-    place: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
+    place, monkeypatch, words, message
+):
     monkeypatch.chdir(place)
     told = refused("train", words, "--runs", place / "none")
     assert message in told
@@ -264,7 +257,7 @@ def test_an_error_in_a_recipe_gives_one_message_and_creates_nothing(
     assert not (place / "none").exists()
 
 
-def test_a_mistake_is_no_bug() -> None:
+def test_a_mistake_is_no_bug():
     assert is_user_error(ConfigError("wrong"))
     assert not is_user_error(ValueError("wrong"))
 
@@ -330,9 +323,7 @@ ceilings kuhn_poker --weights random=1 --objective=-1,0,1 | -1,0,1
 
 
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines())
-def test_a_mistake_is_one_message(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_one_message(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     (tmp_path / "runs" / "small-1").mkdir(parents=True)
@@ -349,9 +340,7 @@ def test_a_mistake_is_one_message(
     ("missing", "message"),
     [("chat_template.jinja", "no chat template"), ("model.safetensors", "no *.safetensors")],
 )
-def test_an_incomplete_model_folder_is_refused(
-    place: Path, tmp_path: Path, missing: str, message: str
-) -> None:
+def test_an_incomplete_model_folder_is_refused(place, tmp_path, missing, message):
     folder = Path(shutil.copytree(SHIPPED / "embedded", tmp_path / "model"))
     (folder / missing).unlink()
     words = ("train", place / "small.toml", f"--model.path={folder}", "--runs", tmp_path / "runs")
@@ -361,7 +350,7 @@ def test_an_incomplete_model_folder_is_refused(
     assert message in refused(*watch, late=True)
 
 
-def test_a_broken_checkpoint_is_reported_and_nothing_is_changed(copy: Path) -> None:
+def test_a_broken_checkpoint_is_reported_and_nothing_is_changed(copy):
     newest = max((copy / "checkpoints").iterdir())
     weights = newest / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + bytes([weights.read_bytes()[-1] ^ 1]))
@@ -372,9 +361,7 @@ def test_a_broken_checkpoint_is_reported_and_nothing_is_changed(copy: Path) -> N
 
 
 @pytest.mark.e2e
-def test_a_gpu_error_is_reported_and_the_last_checkpoint_is_whole(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_error_is_reported_and_the_last_checkpoint_is_whole(place, tmp_path, monkeypatch):
     """The second update finds no memory; after the resume, it finds a broken driver."""
     real, done = Learner.update, list[int]()
     errors = [torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)]
@@ -397,9 +384,7 @@ def test_a_gpu_error_is_reported_and_the_last_checkpoint_is_whole(
     assert call("check", tmp_path / "small-1").exit_code == 0
 
 
-def test_a_full_gpu_is_reported_without_training_too(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_gpu_is_reported_without_training_too(run, monkeypatch):
     def full(*arguments: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried 20.00 MiB.\nand a long trace")
 
@@ -420,7 +405,7 @@ def fill_gpu() -> None:
 
 
 @pytest.mark.e2e
-def test_a_gpu_that_is_full_in_the_middle_of_a_game_is_one_message(tmp_path: Path) -> None:
+def test_a_gpu_that_is_full_in_the_middle_of_a_game_is_one_message(tmp_path):
     """In a process of its own, because Python prints warnings about lost coroutines at its end."""
     words = ["play", "kuhn_poker", "--against", "random", "--watch"]
     assert wait(start_mage(words, tmp_path, tmp_path / "log", prepare=fill_gpu)) == 2
@@ -431,7 +416,7 @@ def test_a_gpu_that_is_full_in_the_middle_of_a_game_is_one_message(tmp_path: Pat
     assert "never awaited" not in "".join(lines)
 
 
-def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bugs_keep_their_traceback(monkeypatch):
     def slip(kind: str, with_options: bool) -> list[Any]:
         return [*zip([1], [], strict=True)]
 
@@ -450,7 +435,7 @@ def overall(run: Path, name: str) -> Any:
     return json.loads((run / "evaluations" / f"{name}.json").read_text())["overall"]
 
 
-def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
+def test_a_run_is_evaluated_at_the_given_checkpoint(run):
     newest = max(int(path.name[7:]) for path in (run / "checkpoints").iterdir())
     chosen = json.loads((run / "summary.json").read_text())["chosen_update"]
     best = read("evaluate", run)
@@ -465,7 +450,7 @@ def test_a_run_is_evaluated_at_the_given_checkpoint(run: Path) -> None:
     copied.rmdir()
 
 
-def test_memories_are_swapped_and_written_by_another_agent(run: Path, place: Path) -> None:
+def test_memories_are_swapped_and_written_by_another_agent(run, place):
     words = ("evaluate", run, "--size 4 --episodes 2")
     kept, swapped = (read(*words, more) for more in ("", "--memory swapped"))
     assert swapped["memory"] == "swapped"
@@ -480,14 +465,14 @@ def test_memories_are_swapped_and_written_by_another_agent(run: Path, place: Pat
     assert "nothing can be swapped" in refused(*words, *late[1], late=True)
 
 
-def test_an_evaluation_needs_no_state_of_the_optimizer(copy: Path) -> None:
+def test_an_evaluation_needs_no_state_of_the_optimizer(copy):
     for path in (copy / "checkpoints").glob("*/optimizer.safetensors"):
         path.unlink()
     assert read("evaluate", copy)["evaluation"]["overall"] == overall(copy, "after_test")
     assert "optimizer.safetensors is missing" in refused("train --resume", copy)
 
 
-def test_an_evaluation_prints_the_overall_rows_and_others_on_request(run: Path) -> None:
+def test_an_evaluation_prints_the_overall_rows_and_others_on_request(run):
     words = ("evaluate", run, "--size 12 --episodes 2 --panel select")
     cell = r"^ (?:all|conservative|aggressive|intermediate) +(?:both|first|second) "
     told = call(*words).stdout
@@ -499,7 +484,7 @@ def test_an_evaluation_prints_the_overall_rows_and_others_on_request(run: Path) 
     assert "allowed are opponent, seat and kind" in refused(*words, "--by player")
 
 
-def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place: Path) -> None:
+def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run, place):
     told = read("evaluate", run, "--compare", place / "small.toml")
     assert told["compared_with"]["update"] == 0
     first, second = (
@@ -536,7 +521,7 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run: Path, place:
 # --- play ----------------------------------------------------------------------------------------
 
 
-def test_a_person_sees_the_legal_moves_and_the_result() -> None:
+def test_a_person_sees_the_legal_moves_and_the_result():
     typed = "raise\n?\nBET\nbet\nbet\nbet\n"
     told = call("play kuhn_poker --against conservative --seed 3", typed=typed).stdout
     assert "There are three cards" in told
@@ -549,7 +534,7 @@ def test_a_person_sees_the_legal_moves_and_the_result() -> None:
     assert f"Your score: {sum(results):+g} over 3 games." in told
 
 
-def test_a_person_sees_the_last_position_and_a_short_form_of_wrong_input() -> None:
+def test_a_person_sees_the_last_position_and_a_short_form_of_wrong_input():
     """One box, one move from solved: after it the box stands on the target."""
     room = "--environments.boxes=1 --environments.shortest=1 --environments.longest=1"
     typed = [f"{'x' * 100_000}\n{move}\n" for move in ("up", "down", "left", "right")]
@@ -564,14 +549,14 @@ def test_a_person_sees_the_last_position_and_a_short_form_of_wrong_input() -> No
     ("typed", "score"),
     [("q\n", "No game was finished."), ("", "No game was finished."), ("bet\nq\n", "over 1 game.")],
 )
-def test_a_person_can_quit_at_any_time(typed: str, score: str) -> None:
+def test_a_person_can_quit_at_any_time(typed, score):
     result = call("play kuhn_poker --against conservative --seed 3", typed=typed)
     assert result.exit_code == 0
     assert "You quit." in result.stdout
     assert score in result.stdout.split("You quit.")[1]
 
 
-def test_a_person_can_choose_the_second_seat_and_the_game() -> None:
+def test_a_person_can_choose_the_second_seat_and_the_game():
     second = "play tic_tac_toe --against pattern-0 --seat second --episodes 1"
     told = call(second, typed="1\n7\n4\n").stdout
     assert "You are O and move second." in told
@@ -582,7 +567,7 @@ def test_a_person_can_choose_the_second_seat_and_the_game() -> None:
     assert "legal moves: " in call(nim, typed="?\nq\n").stdout
 
 
-def test_a_person_plays_against_the_agent(run: Path) -> None:
+def test_a_person_plays_against_the_agent(run):
     words = ("play kuhn_poker --against agent --run", run, "--episodes 2 --seed 3")
     told = call(*words, typed="bet\nbet\nbet\nbet\n").stdout
     assert len(re.findall(r"You (won|lost) \d chip", told)) == 2
@@ -592,7 +577,7 @@ def test_a_person_plays_against_the_agent(run: Path) -> None:
     assert "was trained on kuhn_poker" in other
 
 
-def test_watching_an_agent_shows_prompts_notes_and_memory(run: Path) -> None:
+def test_watching_an_agent_shows_prompts_notes_and_memory(run):
     words = ("play kuhn_poker --watch --against aggressive --run", run, "--seed 5 --memory both")
     told, episodes = call(*words).stdout, read(*words)["episodes"]
     assert told.count("There are three cards") == 1, "only new lines are shown"
@@ -609,7 +594,7 @@ def test_watching_an_agent_shows_prompts_notes_and_memory(run: Path) -> None:
 # --- list, ceilings ------------------------------------------------------------------------------
 
 
-def test_menus_are_listed_with_their_options() -> None:
+def test_menus_are_listed_with_their_options():
     told = read("list")
     menus = ("environments", "opponents", "memory", "engines", "advantages", "recipes", "parts")
     assert set(told) == {*menus, "options"}
@@ -627,7 +612,7 @@ def test_menus_are_listed_with_their_options() -> None:
     ("seat", "expected"),
     [("first", (0.0833, 0.2426, 0.2833)), ("second", (0.1667, 0.2333, 0.2667))],
 )
-def test_ceilings_equal_the_known_figures(seat: str, expected: tuple[float, ...]) -> None:
+def test_ceilings_equal_the_known_figures(seat, expected):
     words = ("ceilings kuhn_poker --seat", seat, "--episodes 3 --weights", STYLES)
     told = read(*words)
     found = [told[key] for key in ("non_adapting", "bayes_final", "knows_opponent")]
@@ -635,7 +620,7 @@ def test_ceilings_equal_the_known_figures(seat: str, expected: tuple[float, ...]
     assert f"{expected[1]:+.4f}" in call(*words).stdout
 
 
-def test_ceilings_of_pass_at_k_need_a_replayed_deal() -> None:
+def test_ceilings_of_pass_at_k_need_a_replayed_deal():
     words = "ceilings kuhn_poker --population cfr --objective pass --episodes 10 --seat second"
     told = read(words, "--environments.restart=same")
     assert told["pass_at"]["10"] == pytest.approx(0.666, abs=1e-3)
@@ -643,7 +628,7 @@ def test_ceilings_of_pass_at_k_need_a_replayed_deal() -> None:
     assert "--environments.restart=same" in refused(words)
 
 
-def test_ceilings_of_a_weighted_sum_are_shown_by_episode() -> None:
+def test_ceilings_of_a_weighted_sum_are_shown_by_episode():
     words = ("ceilings kuhn_poker --weights", STYLES, "--objective .25,.25,1")
     seats = (read(*words, "--seat", seat)["weighted"] for seat in ("first", "second"))
     means = [(a + b) / 2 for a, b in zip(*seats, strict=True)]
@@ -652,9 +637,7 @@ def test_ceilings_of_a_weighted_sum_are_shown_by_episode() -> None:
 
 
 @pytest.mark.e2e
-def test_a_tree_too_large_for_a_learner_gives_best_responses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch):
     """The limit is enough for the best response, and a quick end of the learner's tree."""
     monkeypatch.setattr("mage.evaluation.exact.game_tree.MAX_NODES", 20_000)
     told = read("ceilings tic_tac_toe --weights random=1,pattern-0=1 --objective win")
@@ -668,9 +651,7 @@ def test_a_tree_too_large_for_a_learner_gives_best_responses(
 # --- check ---------------------------------------------------------------------------------------
 
 
-def test_an_environment_is_compared_with_its_golden_play_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_is_compared_with_its_golden_play_through(tmp_path, monkeypatch):
     words = ("check tic_tac_toe --golden", tmp_path, "--games 5")
     assert "--write creates it" in call(*words).stdout
     assert call(*words, "--write").exit_code == 0
@@ -683,7 +664,7 @@ def test_an_environment_is_compared_with_its_golden_play_through(
 
 
 @pytest.fixture
-def odd_players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def odd_players(tmp_path, monkeypatch):
     source = """
     from typing import ClassVar
     from pydantic import PrivateAttr
@@ -708,7 +689,7 @@ def odd_players(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     find.cache_clear()
 
 
-def test_opponents_that_learn_or_cheat_are_found(odd_players: None) -> None:
+def test_opponents_that_learn_or_cheat_are_found(odd_players):
     learner = call("check odd_players.Learner --environment kuhn_poker --games 20")
     assert learner.exit_code == 1
     assert "not stationary" in learner.stdout
@@ -720,7 +701,7 @@ def test_opponents_that_learn_or_cheat_are_found(odd_players: None) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux: /dev/full is always full")
-def test_an_error_that_cannot_be_printed_keeps_its_exit_code() -> None:
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code():
     with open("/dev/full", "w") as full:
         buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
         words = [sys.executable, "-m", "mage", "show", "typo"]

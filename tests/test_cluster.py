@@ -4,9 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from test_stop import RECIPE
@@ -24,7 +21,7 @@ needs_ray = pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def nodes(monkeypatch):
     """A cluster of a head node and one more node, two CPUs each."""
     import ray
     from ray.cluster_utils import Cluster
@@ -45,8 +42,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @needs_ray
 @pytest.mark.e2e
 def test_a_run_continues_after_a_node_is_lost_and_ends_with_the_same_metrics(
-    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    nodes, tmp_path, monkeypatch
+):
     import ray
 
     monkeypatch.chdir(tmp_path)
@@ -79,14 +76,14 @@ def test_a_run_continues_after_a_node_is_lost_and_ends_with_the_same_metrics(
     assert found.is_finished
 
 
-def test_a_missing_package_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_message(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     found = CliRunner().invoke(app, ["cluster", "demo", "--runs", str(tmp_path)])
     assert found.exit_code == 2
     assert 'pip install "mage-rl[ray]"' in found.output
 
 
-def test_a_letter_that_is_written_in_two_parts_is_shown_whole() -> None:
+def test_a_letter_that_is_written_in_two_parts_is_shown_whole():
     host = Host()
     host.process = subprocess.Popen(["true"])
     shown = ""

@@ -1,6 +1,6 @@
 """Compilation of the learner's layers: few fixed lengths, and no new version for a known length."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ VERSIONS = 3  # a quarter, a half and all of the tokens of a micro-batch
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounter]:
+def counter(monkeypatch):
     """Layers compiled without code generation, and lengths padded as on a GPU."""
     torch.compiler.reset()
     made = CompileCounter()
@@ -55,7 +55,7 @@ def learner(**options: Any) -> Learner:
 
 
 @pytest.mark.e2e
-def test_micro_batches_of_any_length_need_at_most_three_versions(counter: CompileCounter) -> None:
+def test_micro_batches_of_any_length_need_at_most_three_versions(counter):
     made = learner(lora_rank=2, recompute=True)
     for update, (rows, length) in enumerate([(4, 200), (3, 100), (2, 60), (1, 200)]):
         made.update(samples(rows, length), entropy=0.0, update=update)
@@ -67,9 +67,7 @@ def test_micro_batches_of_any_length_need_at_most_three_versions(counter: Compil
 
 
 @pytest.mark.e2e
-def test_a_second_micro_batch_of_another_length_is_not_compiled_again(
-    counter: CompileCounter,
-) -> None:
+def test_a_second_micro_batch_of_another_length_is_not_compiled_again(counter):
     """With all weights."""
     made = learner()
     for update, (rows, length) in enumerate([(3, 300), (5, 190)]):
@@ -77,14 +75,14 @@ def test_a_second_micro_batch_of_another_length_is_not_compiled_again(
         assert counter.frame_count == 1
 
 
-def test_lengths_are_a_quarter_a_half_or_all_of_the_micro_batch() -> None:
+def test_lengths_are_a_quarter_a_half_or_all_of_the_micro_batch():
     found = {padded_length(tokens, 16_384, 128) for tokens in range(1, 16_385, 97)}
     assert found == {4096, 8192, 16_384}
     assert padded_length(20_000, 16_384, 128) == 32_768
     assert all(padded_length(tokens, 1000, 128) % 128 == 0 for tokens in (1, 500, 1000, 3000))
 
 
-def test_the_clock_counts_compilations_and_reports_them() -> None:
+def test_the_clock_counts_compilations_and_reports_them():
     compile_clock()
     torch.compiler.reset()  # forgets callbacks; the clock registers again
     clock, lines = compile_clock(), list[str]()

@@ -4,7 +4,6 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from mage.config.errors import ConfigError
 from mage.config.loading import change_recipe, load_layers, load_recipe
 from mage.config.menus import find_item, menu
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.recipe import build_recipe
 from mage.config.sections import LearnOptions
 from mage.config.toml import dump_toml
 from mage.environments.kuhn_poker import KuhnPoker
@@ -41,7 +40,7 @@ episodes = 2
 
 
 @pytest.fixture
-def recipe_file(tmp_path: Path) -> Path:
+def recipe_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(RECIPE)
     return path
@@ -56,7 +55,7 @@ def message_of(tables: Tables) -> str:
 # -- resolved values
 
 
-def test_a_recipe_builds_its_items_with_their_options(recipe_file: Path) -> None:
+def test_a_recipe_builds_its_items_with_their_options(recipe_file):
     recipe = load_recipe(recipe_file)
     assert recipe.environment() == KuhnPoker(restart="same")
     assert recipe.memory() == Notes(keep="reflections")
@@ -64,7 +63,7 @@ def test_a_recipe_builds_its_items_with_their_options(recipe_file: Path) -> None
     assert recipe.play.episodes == 2
 
 
-def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Path) -> None:
+def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file):
     tables = load_recipe(recipe_file).tables()
     assert tables["environments"] == {
         **{"name": "kuhn_poker", "restart": "same", "max_turns": 6, "reward_scale": 5.0},
@@ -85,9 +84,7 @@ def test_the_resolved_recipe_contains_the_defaults_of_menu_items(recipe_file: Pa
         "--evaluate.splits=['train','test'] --learn.entropy=1 --learn.entropy_final=0.01",
     ],
 )
-def test_a_resolved_recipe_loads_as_an_equal_recipe(
-    recipe_file: Path, tmp_path: Path, overrides: str
-) -> None:
+def test_a_resolved_recipe_loads_as_an_equal_recipe(recipe_file, tmp_path, overrides):
     recipe = load_recipe(recipe_file, overrides.split())
     (tmp_path / "resolved.toml").write_text(recipe.toml())
     again = load_recipe(tmp_path / "resolved.toml")
@@ -114,20 +111,18 @@ def test_a_resolved_recipe_loads_as_an_equal_recipe(
         ("--evaluate.seats=first", lambda recipe: recipe.evaluation_seats("ood"), "first"),
     ],
 )
-def test_overrides_are_toml_values_or_words(
-    recipe_file: Path, override: str, read: Callable[[Recipe], Any], value: Any
-) -> None:
+def test_overrides_are_toml_values_or_words(recipe_file, override, read, value):
     assert read(load_recipe(recipe_file, [override])) == value
 
 
-def test_the_estimator_has_its_options(recipe_file: Path) -> None:
+def test_the_estimator_has_its_options(recipe_file):
     words = ["--advantages.name=grpo", "--advantages.leave_one_out=true"]
     estimate: Any = load_recipe(recipe_file, words).estimator()
     assert estimate.keywords == {"normalise": "mean_std", "leave_one_out": True}
     assert estimate([]) == []
 
 
-def test_change_recipe_drops_options_that_lose_their_effect(recipe_file: Path) -> None:
+def test_change_recipe_drops_options_that_lose_their_effect(recipe_file):
     recipe = load_recipe(recipe_file, ["--agent.reflection_tokens=64"])
     assert change_recipe(recipe, ["--memory.keep=none"]).memory() == Notes(keep="none")
     message = r"learn\.entropy_final = 0\.5: has no effect while learn\.entropy = 0"
@@ -135,7 +130,7 @@ def test_change_recipe_drops_options_that_lose_their_effect(recipe_file: Path) -
         change_recipe(recipe, ["--learn.entropy_final=0.5"])
 
 
-def test_learning_rate_and_entropy_change_linearly() -> None:
+def test_learning_rate_and_entropy_change_linearly():
     options = LearnOptions(lr=1.0, warmup=2, decay=0.5, entropy=0.4, entropy_final=0.2)
     # By hand: the rate rises for two updates, then falls from 1 to 0.5; entropy falls over all.
     rates = [options.lr_at(update, 5) for update in range(5)]
@@ -153,7 +148,7 @@ sections = st.dictionaries(words, st.one_of(values, inner), max_size=3)
 
 
 @given(st.dictionaries(words, sections, max_size=3))
-def test_toml_text_is_read_back_unchanged(tables: Tables) -> None:
+def test_toml_text_is_read_back_unchanged(tables):
     assert tomllib.loads(dump_toml(tables)) == tables
 
 
@@ -254,9 +249,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("row", rows_of(ERRORS), ids=lambda row: row[0])
-def test_an_error_says_what_is_allowed_and_where_to_change_it(
-    kuhn_tables: Tables, row: list[str]
-) -> None:
+def test_an_error_says_what_is_allowed_and_where_to_change_it(kuhn_tables, row):
     message = message_of(kuhn_tables | tomllib.loads(row[0].replace("; ", "\n")))
     assert "\n" not in message
     for part in row[1:]:
@@ -264,7 +257,7 @@ def test_an_error_says_what_is_allowed_and_where_to_change_it(
 
 
 @pytest.mark.parametrize("row", rows_of(WITHOUT_EFFECT), ids=lambda row: row[0])
-def test_an_option_without_effect_is_an_error(kuhn_tables: Tables, row: list[str]) -> None:
+def test_an_option_without_effect_is_an_error(kuhn_tables, row):
     change, key, needs = row
     message = message_of(kuhn_tables | tomllib.loads(change.replace("; ", "\n")))
     assert message.startswith(f"{key} = ")
@@ -275,12 +268,12 @@ def test_an_option_without_effect_is_an_error(kuhn_tables: Tables, row: list[str
 
 
 @pytest.mark.parametrize("name", ["qwen_rps", "qwen_kuhn_poker+memory_history", "qwen_alfworld"])
-def test_the_advice_of_an_empty_value_works_with_parts_and_bases(name: str) -> None:
+def test_the_advice_of_an_empty_value_works_with_parts_and_bases(name):
     changes = ["--returns.kind=cumulative", "--returns.own_difference="]
     assert load_recipe(name, changes).returns.kind == "cumulative"
 
 
-def test_several_errors_are_reported_together(kuhn_tables: Tables) -> None:
+def test_several_errors_are_reported_together(kuhn_tables):
     message = message_of(kuhn_tables | {"learn": {"lr": -1.0, "clip": 2.0}, "lern": {}})
     assert [line.split()[0] for line in message.splitlines()] == [
         "learn.lr",
@@ -309,21 +302,21 @@ FORM = "is not an override: write --section.option=value"
         ("--agent.window=0", "agent.window = 0: must be greater than or equal to 1"),
     ],
 )
-def test_a_wrong_override_has_one_message(recipe_file: Path, text: str, message: str) -> None:
+def test_a_wrong_override_has_one_message(recipe_file, text, message):
     with pytest.raises(ConfigError) as caught:
         load_recipe(recipe_file, [text])
     assert message in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 
-def test_an_error_names_the_file(recipe_file: Path) -> None:
+def test_an_error_names_the_file(recipe_file):
     recipe_file.write_text(RECIPE + "groups = 0\n")
     end = f"change it in [play] of {recipe_file}, or use --play.groups=..."
     with pytest.raises(ConfigError, match=f"{re.escape(end)}$"):
         load_recipe(recipe_file)
 
 
-def test_the_message_for_a_missing_recipe_lists_the_known_ones(tmp_path: Path) -> None:
+def test_the_message_for_a_missing_recipe_lists_the_known_ones(tmp_path):
     known = r"there is no recipe 'nothing_like_it'.*the recipes are .*ends with \.toml"
     with pytest.raises(ConfigError, match=known):
         load_recipe("nothing_like_it")
@@ -339,18 +332,14 @@ def test_the_message_for_a_missing_recipe_lists_the_known_ones(tmp_path: Path) -
         *((b"[run]\nseed = " + many * 5000, "is not valid TOML") for many in (b"9", b"[")),
     ],
 )
-def test_the_message_for_invalid_toml_names_the_file(
-    tmp_path: Path, data: bytes, words: str
-) -> None:
+def test_the_message_for_invalid_toml_names_the_file(tmp_path, data, words):
     path = tmp_path / "torn.toml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=words):
         load_recipe(path)
 
 
-def test_the_message_for_a_wrong_model_folder_names_the_option(
-    recipe_file: Path, tmp_path: Path
-) -> None:
+def test_the_message_for_a_wrong_model_folder_names_the_option(recipe_file, tmp_path):
     message = r"model\.path = .*has no config\.json; change it in \[model\]"
     with pytest.raises(ConfigError, match=message):
         model_folder(load_recipe(recipe_file, [f"--model.path={tmp_path}"]))
@@ -359,7 +348,7 @@ def test_the_message_for_a_wrong_model_folder_names_the_option(
 # -- engines: options are checked when the engine is loaded
 
 
-def test_engine_options_are_keyword_arguments_of_the_engine(recipe_file: Path) -> None:
+def test_engine_options_are_keyword_arguments_of_the_engine(recipe_file):
     engine: Any = load_recipe(recipe_file, ["--engines.slots=7"]).engine()
     assert engine.func.__name__ == "LocalEngine"
     assert engine.keywords["slots"] == 7
@@ -374,7 +363,7 @@ def test_engine_options_are_keyword_arguments_of_the_engine(recipe_file: Path) -
 
 
 @pytest.fixture
-def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def my_lab(tmp_path, monkeypatch):
     """An outside package: a single-agent environment, a file with two, and an estimator."""
     package = tmp_path / "my_lab_of_tests"
     package.mkdir()
@@ -402,7 +391,7 @@ def my_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         del sys.modules[name]
 
 
-def test_a_dotted_path_names_a_module_or_a_class_of_another_package(my_lab: str) -> None:
+def test_a_dotted_path_names_a_module_or_a_class_of_another_package(my_lab):
     recipe = build_recipe({"environments": {"name": f"{my_lab}.alone", "pile": 5}})
     assert recipe.tables()["environments"]["pile"] == 5
     assert isinstance(recipe.environment(), TicTacToe)
@@ -413,9 +402,7 @@ def test_a_dotted_path_names_a_module_or_a_class_of_another_package(my_lab: str)
     assert "holds several items (Alone, Other): choose one, as in" in message
 
 
-def test_an_estimator_of_another_package_is_checked_by_its_signature(
-    my_lab: str, kuhn_tables: Tables
-) -> None:
+def test_an_estimator_of_another_package_is_checked_by_its_signature(my_lab, kuhn_tables):
     mine = {"name": f"{my_lab}.mine"}
     recipe = build_recipe(kuhn_tables | {"advantages": mine | {"scale": 2.0}})
     assert recipe.estimator()([]) == [2.0, 0.0]
@@ -431,9 +418,7 @@ def test_an_estimator_of_another_package_is_checked_by_its_signature(
         ("evaluate", {"seats": "first"}),
     ],
 )
-def test_opponents_and_seats_have_no_effect_in_a_single_agent_environment(
-    my_lab: str, section: str, options: dict[str, Any]
-) -> None:
+def test_opponents_and_seats_have_no_effect_in_a_single_agent_environment(my_lab, section, options):
     message = message_of({"environments": {"name": f"{my_lab}.alone"}, section: options})
     assert "has no effect in an environment without opponents" in message
 
@@ -441,7 +426,7 @@ def test_opponents_and_seats_have_no_effect_in_a_single_agent_environment(
 # -- menus
 
 
-def test_menus_list_their_items_with_descriptions() -> None:
+def test_menus_list_their_items_with_descriptions():
     assert dict(menu("environments")).keys() >= {"kuhn_poker", "openspiel", "tic_tac_toe"}
     opponents = dict(menu("opponents"))
     known = ("random", "pattern", "biased", "mcts", "cfr", "aggressive", "intermediate")
@@ -459,8 +444,8 @@ def test_menus_list_their_items_with_descriptions() -> None:
 
 
 def test_a_deleted_option_is_dropped_if_it_has_the_value_of_today_and_refused_otherwise(
-    recipe_file: Path,
-) -> None:
+    recipe_file,
+):
     """Run folders of earlier versions name every option."""
     plain, text = load_recipe(recipe_file), recipe_file.read_text()
     for value, is_read in (("true", True), ("false", False), ("1", False)):
@@ -472,7 +457,7 @@ def test_a_deleted_option_is_dropped_if_it_has_the_value_of_today_and_refused_ot
                 load_recipe(recipe_file)
 
 
-def test_a_recipe_changes_the_options_of_its_base(tmp_path: Path) -> None:
+def test_a_recipe_changes_the_options_of_its_base(tmp_path):
     (tmp_path / "first.toml").write_text('base = "kuhn_demo"\n[play]\ngroups = 3\n')
     (tmp_path / "second.toml").write_text('base = "first.toml"\n[play]\nmembers = 4\n')
     layers = load_layers(tmp_path / "second.toml", ["--run.seed=5"])
@@ -493,7 +478,7 @@ def test_a_recipe_changes_the_options_of_its_base(tmp_path: Path) -> None:
         ("3", "base must be the name of a recipe"),
     ],
 )
-def test_a_wrong_base_gives_one_message(tmp_path: Path, base: str, message: str) -> None:
+def test_a_wrong_base_gives_one_message(tmp_path, base, message):
     (tmp_path / "wrong.toml").write_text(f"base = {base}\n")
     (tmp_path / "other.toml").write_text('base = "wrong.toml"\n')
     with pytest.raises(ConfigError, match=message) as caught:
@@ -501,7 +486,7 @@ def test_a_wrong_base_gives_one_message(tmp_path: Path, base: str, message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_the_recipe_of_a_run_of_an_earlier_version_is_read() -> None:
+def test_the_recipe_of_a_run_of_an_earlier_version_is_read():
     """Written by commit 775f61b. Deleted options with their default values are ignored."""
     path = Path(__file__).parent / "golden" / "recipe_of_775f61b.toml"
     assert load_recipe(path) == load_recipe("kuhn_demo")
@@ -509,7 +494,7 @@ def test_the_recipe_of_a_run_of_an_earlier_version_is_read() -> None:
         load_recipe(path, ["--agent.examples=2"])
 
 
-def test_another_game_drops_the_arguments_and_moves_of_the_last_one(tmp_path: Path) -> None:
+def test_another_game_drops_the_arguments_and_moves_of_the_last_one(tmp_path):
     """On the command line, in a recipe with a base, and in Python."""
     own = tmp_path / "own.toml"
     own.write_text('base = "frozen_lake"\n[environments]\ngame = "CliffWalking-v1"\n')

@@ -64,14 +64,14 @@ def difference(path: Path, recipe: str, norm: str) -> float:
     ],
     ids=["three records", "all records"],
 )
-def test_as_published_equals_the_published_functions(records: Path, norm: str) -> None:
+def test_as_published_equals_the_published_functions(records, norm):
     assert difference(records, "kuhn_poker+as_published", norm) < 1e-6
 
 
 # -- the verb
 
 
-def test_the_verb_prints_one_json_object_per_line_in_row_order() -> None:
+def test_the_verb_prints_one_json_object_per_line_in_row_order():
     done = run(FIXTURE, "--recipe", "kuhn_poker+as_published", "--json")
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == 3
@@ -104,7 +104,7 @@ def write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_overrides_change_the_credit(tmp_path: Path) -> None:
+def test_overrides_change_the_credit(tmp_path):
     path = write(tmp_path, LOST_WON)
     words = ("--recipe", "kuhn_poker+mage", "--advantages.step_weight=0", "--json")
     # Differential: 20 - 1 in episode 2; -10 + .6 x 19 = 1.4 in episode 1. Member 1: -10 and 0.
@@ -118,14 +118,14 @@ def test_overrides_change_the_credit(tmp_path: Path) -> None:
     assert one["step_return"] == pytest.approx([2, 20, 20, -10, 0, 0])
 
 
-def test_an_estimator_without_steps_has_only_the_episode_advantage(tmp_path: Path) -> None:
+def test_an_estimator_without_steps_has_only_the_episode_advantage(tmp_path):
     found = run(write(tmp_path, LOST_WON), "--recipe", "kuhn_poker+grpo", "--json")
     one = json.loads(found.stdout)
     assert one["step_advantage"] == [0] * 6
     assert one["episode_advantage"] == one["advantage"]
 
 
-def test_without_json_the_verb_prints_a_table(tmp_path: Path) -> None:
+def test_without_json_the_verb_prints_a_table(tmp_path):
     text = run(write(tmp_path, LOST_WON), "--recipe", "kuhn_poker+mage").stdout
     assert "step_return" in text
     assert [line.split()[4] for line in text.splitlines() if line.split()[:1] == ["1"]] == [
@@ -155,9 +155,7 @@ def test_without_json_the_verb_prints_a_table(tmp_path: Path) -> None:
         ("[" * 5000, "line 2: this is not a JSON object"),
     ],
 )
-def test_a_malformed_line_is_reported_with_its_number(
-    tmp_path: Path, line: str, message: str
-) -> None:
+def test_a_malformed_line_is_reported_with_its_number(tmp_path, line, message):
     done = run(write(tmp_path, LOST_WON, line), "--recipe", "kuhn_poker+mage")
     assert done.exit_code == 2
     assert message in done.stderr
@@ -165,7 +163,7 @@ def test_a_malformed_line_is_reported_with_its_number(
     assert done.stdout == ""
 
 
-def test_weights_must_fit_the_episodes_of_a_trajectory(tmp_path: Path) -> None:
+def test_weights_must_fit_the_episodes_of_a_trajectory(tmp_path):
     words = ("--returns.kind=final", "--returns.weights=[1]", "--play.episodes=1")
     done = run(write(tmp_path, LOST_WON), "--recipe", "kuhn_poker", *words)
     assert done.exit_code == 2

@@ -1,7 +1,5 @@
 """The credit of stored turns: what is written is what training used, and damage is reported."""
 
-from pathlib import Path
-
 import pytest
 from toys import meta
 
@@ -12,7 +10,7 @@ from mage.run_folder import RunError
 from mage.run_folder.turn_files import read_credits, write_credits
 
 
-def test_stored_credit_equals_the_credit_of_training(tmp_path: Path) -> None:
+def test_stored_credit_equals_the_credit_of_training(tmp_path):
     """Lost then won, and won twice; discounts 1. By hand: returns 10, 20 and 10, 0."""
     (tmp_path / "episodes").mkdir()
     metas = [meta((-10.0, 10.0), member=0), meta((10.0, 10.0), member=1)]
@@ -27,11 +25,11 @@ def test_stored_credit_equals_the_credit_of_training(tmp_path: Path) -> None:
     assert all(one.advantage == pytest.approx(sum(one.parts.values())) for one in stored)
 
 
-def test_an_update_without_stored_credit_has_none(tmp_path: Path) -> None:
+def test_an_update_without_stored_credit_has_none(tmp_path):
     assert read_credits(tmp_path, "step_000001") == []
 
 
-def test_a_damaged_file_gives_one_clear_message(tmp_path: Path) -> None:
+def test_a_damaged_file_gives_one_clear_message(tmp_path):
     (tmp_path / "episodes").mkdir()
     (tmp_path / "episodes" / "step_000001.credit.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(RunError, match="is damaged"):

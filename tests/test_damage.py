@@ -26,7 +26,7 @@ from tests.toys import meta
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A finished run of three updates, without training."""
     tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": {"random": 1.0}}}
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", build_recipe(tables))
@@ -164,7 +164,7 @@ SHORT = {"CHECKPOINT": "checkpoints/update_000002", "DEEP": "[" * 100_000}
 
 
 @pytest.mark.parametrize("row", TABLE.strip().splitlines())
-def test_a_damaged_file_is_named(whole: Path, tmp_path: Path, row: str) -> None:
+def test_a_damaged_file_is_named(whole, tmp_path, row):
     for name, meant in SHORT.items():
         row = row.replace(name, meant)
     name, how, message = (word.strip() for word in row.split(" | "))
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_named(whole: Path, tmp_path: Path, row: str) -> None:
     assert message in faults_of(tmp_path / "run")
 
 
-def test_what_a_checkpoint_depends_on_must_exist(whole: Path, tmp_path: Path) -> None:
+def test_what_a_checkpoint_depends_on_must_exist(whole, tmp_path):
     """In an unfinished run, and if a file and its checksums are gone together."""
     run = shutil.copytree(whole, tmp_path / "run")
     for name in ("summary.json", "evaluations/select_000000.json"):
@@ -204,9 +204,7 @@ READERS: tuple[tuple[str, str, Callable[[RunFolder], Any], str], ...] = (
 
 
 @pytest.mark.parametrize(("name", "how", "read", "message"), READERS)
-def test_readers_verify_what_they_read(
-    whole: Path, tmp_path: Path, name: str, how: str, read: Callable[[RunFolder], Any], message: str
-) -> None:
+def test_readers_verify_what_they_read(whole, tmp_path, name, how, read, message):
     """Training and reports use these functions, without `mage check`."""
     run = RunFolder.open(shutil.copytree(whole, tmp_path / "run"))
     read(run)
@@ -215,7 +213,7 @@ def test_readers_verify_what_they_read(
         read(run)
 
 
-def test_a_gap_in_metrics_without_checksums_is_reported(whole: Path, tmp_path: Path) -> None:
+def test_a_gap_in_metrics_without_checksums_is_reported(whole, tmp_path):
     """Old versions of MAGE wrote no checksums."""
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "versions.json").write_text(json.dumps({"mage": "0.1"}))

@@ -55,7 +55,7 @@ def play() -> list[MetaEpisode]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_every_member_is_dealt_once_in_runs_of_equal_expected_length(size: int) -> None:
+def test_every_member_is_dealt_once_in_runs_of_equal_expected_length(size):
     # Seat 0 is expected to be three times as long: 12 members of 3 tokens, 8 of 1, 44 in all.
     rank_of = deal_members(TASKS_PG, size, {"random/0": 3.0, "random/1": 1.0})
     assert list(rank_of) == [(group, member) for group in range(5) for member in range(4)]
@@ -70,7 +70,7 @@ def test_every_member_is_dealt_once_in_runs_of_equal_expected_length(size: int) 
 
 
 @pytest.mark.parametrize("order", ["01" * 20, "0" * 40, "1" * 40, "0111011" * 6])
-def test_every_member_is_taken_once_whichever_rank_has_room(order: str) -> None:
+def test_every_member_is_taken_once_whichever_rank_has_room(order):
     counts: Counter[str] = Counter()
 
     class CountingRanks(Ranks):
@@ -89,12 +89,12 @@ def test_every_member_is_taken_once_whichever_rank_has_room(order: str) -> None:
         assert taken[0] == list(rank_of), "its own members first, then those of rank 1"
 
 
-def test_two_ranks_share_equal_members_in_halves() -> None:
+def test_two_ranks_share_equal_members_in_halves():
     assert [*deal_members(TASKS_PG, 2, {}).values()] == [0] * 10 + [1] * 10
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_advantages_are_those_of_one_process(size: int) -> None:
+def test_advantages_are_those_of_one_process(size):
     metas, options = play(), ReturnOptions()
     rank_of = deal_members(TASKS_PG, size, {})
     whole = assign_credit(metas, options, estimate)
@@ -113,11 +113,7 @@ def test_advantages_are_those_of_one_process(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("parts", [1, 3, 9])
 @pytest.mark.parametrize("divide", [split_by_unit, cut_by_rows])
-def test_mini_batches_of_all_ranks_are_those_of_one_process(
-    size: int,
-    parts: int,
-    divide: Callable[..., list[list[Row]]],
-) -> None:
+def test_mini_batches_of_all_ranks_are_those_of_one_process(size, parts, divide):
     rows = prepare(make_samples(assign_credit(play(), ReturnOptions(), estimate)))
     rank_of = deal_members(TASKS_PG, size, {})
 

@@ -20,7 +20,7 @@ def call(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [*map(str, words)])
 
 
-def test_each_layer_of_a_recipe_is_a_source() -> None:
+def test_each_layer_of_a_recipe_is_a_source():
     found = describe_recipe("kuhn_demo+lamer", ["--learn.lr=0.5", "--opponents.train.random=1"])
     sources = {
         "run.seed": (1, 0, "recipe"),
@@ -44,21 +44,21 @@ def test_each_layer_of_a_recipe_is_a_source() -> None:
     assert found["opponents"]["train"].value["random"] == 1
 
 
-def test_an_empty_override_and_another_item_remove_the_source_of_the_recipe() -> None:
+def test_an_empty_override_and_another_item_remove_the_source_of_the_recipe():
     found = describe_recipe("kuhn_demo", ["--run.seed=", "--advantages.name=grpo"])
     assert (found["run"]["seed"].value, found["run"]["seed"].source) == (0, "default")
     assert "anchor" not in found["advantages"]
     assert found["advantages"]["name"].source == "command line"
 
 
-def test_a_part_from_a_file_has_the_name_of_the_file(tmp_path: Path) -> None:
+def test_a_part_from_a_file_has_the_name_of_the_file(tmp_path):
     (tmp_path / "mine.toml").write_text("[learn]\nlr = 0.25\n")
     found = describe_recipe(f"kuhn_demo+{tmp_path / 'mine.toml'}")
     assert found["learn"]["lr"].source == "part mine"
 
 
 @pytest.mark.parametrize("name", [name for name, _ in menu("recipes")])
-def test_every_recipe_shows_all_options_with_their_values(name: str) -> None:
+def test_every_recipe_shows_all_options_with_their_values(name):
     found = describe_recipe(name)
     recipe = load_recipe(name)
     assert list(found) == SECTIONS
@@ -70,7 +70,7 @@ def test_every_recipe_shows_all_options_with_their_values(name: str) -> None:
             assert options[option].help, f"{section}.{option} has no description"
 
 
-def test_the_sections_have_a_meaning_and_every_option_a_description() -> None:
+def test_the_sections_have_a_meaning_and_every_option_a_description():
     found = describe_sections()
     assert list(found) == SECTIONS
     assert all(meaning for meaning, _ in found.values())
@@ -78,7 +78,7 @@ def test_the_sections_have_a_meaning_and_every_option_a_description() -> None:
         assert [name for name, option in options.items() if not option.help] == [], section
 
 
-def test_show_prints_json_and_a_table() -> None:
+def test_show_prints_json_and_a_table():
     words = ("show", "paper_sokoban+mage", "--play.groups=4")
     found = json.loads(call(*words, "--json").stdout)
     assert list(found) == SECTIONS
@@ -90,7 +90,7 @@ def test_show_prints_json_and_a_table() -> None:
     assert "tasks per update" in text
 
 
-def test_list_options_prints_all_sections() -> None:
+def test_list_options_prints_all_sections():
     text = call("list", "options").stdout
     assert "learning rate of AdamW" in text
     found = json.loads(call("list", "options", "--json").stdout)["options"]

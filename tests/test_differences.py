@@ -55,7 +55,7 @@ def checked() -> list[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_values_on_the_page_are_those_of_the_recipe(world: str) -> None:
+def test_the_values_on_the_page_are_those_of_the_recipe(world):
     found = [(option, value) for name, option, value in checked() if name == world]
     assert len(found) >= 4
     for option, value in found:
@@ -63,7 +63,7 @@ def test_the_values_on_the_page_are_those_of_the_recipe(world: str) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_page_lists_everything_that_ours_changes(world: str) -> None:
+def test_the_page_lists_everything_that_ours_changes(world):
     listed = {
         row["option"].strip("`"): (read(row["`paper_X`"]), read(row["`paper_X+ours`"]))
         for row in rows("What `+ours` changes")
@@ -75,7 +75,7 @@ def test_the_page_lists_everything_that_ours_changes(world: str) -> None:
     assert listed == {key: (exact[key], ours[key]) for key in differing}
 
 
-def test_options_that_have_no_effect_in_the_paper_recipe_are_those_of_ours() -> None:
+def test_options_that_have_no_effect_in_the_paper_recipe_are_those_of_ours():
     for row in rows("What `+ours` changes"):
         if row["`paper_X`"] == "no effect":
             option = row["option"].strip("`")
@@ -84,7 +84,7 @@ def test_options_that_have_no_effect_in_the_paper_recipe_are_those_of_ours() -> 
                 assert flat(f"paper_{world}+ours")[option] == read(row["`paper_X+ours`"])
 
 
-def test_every_row_has_a_reason_and_every_link_a_page() -> None:
+def test_every_row_has_a_reason_and_every_link_a_page():
     for row in rows("What differs in `paper_X`"):
         assert row["reason"] not in ("", "-"), row
     for target in re.findall(r"\]\(([a-z_/]+\.md)", PAGE.read_text("utf-8")):

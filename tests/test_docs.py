@@ -53,7 +53,7 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield words
 
 
-def test_the_readme_is_short_and_every_page_is_in_the_navigation_of_the_site() -> None:
+def test_the_readme_is_short_and_every_page_is_in_the_navigation_of_the_site():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
@@ -61,7 +61,7 @@ def test_the_readme_is_short_and_every_page_is_in_the_navigation_of_the_site() -
     assert [path for path in (ROOT / "docs").rglob("*") if path.is_symlink()] == []
 
 
-def test_tables_of_results_have_short_cells() -> None:
+def test_tables_of_results_have_short_cells():
     pages = [*(ROOT / "docs" / "results").glob("*.md"), *(ROOT / "results").rglob("*.md")]
     for page in (ROOT / "README.md", ROOT / "docs" / "experiments.md", *pages):
         if page.parent.name not in ("report", "paper_small", "returns_small", "roshambo"):
@@ -84,7 +84,7 @@ def headings(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_linked_files_and_headings_exist(page: Path) -> None:
+def test_linked_files_and_headings_exist(page):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             linked = (page.parent / target if target else page).resolve()
@@ -93,7 +93,7 @@ def test_linked_files_and_headings_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_commands_are_valid(page: Path) -> None:
+def test_commands_are_valid(page):
     """`mage` commands are parsed, and their recipes are loaded; other commands must exist."""
     for words in commands(page):
         if words[0] == "mage":
@@ -143,7 +143,7 @@ def check_recipe(name: str | None, overrides: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_recipes_in_pages_have_known_sections_and_options(page: Path) -> None:
+def test_recipes_in_pages_have_known_sections_and_options(page):
     known = {item.name: {one.name for one in item.options} for item in mage.list("options")}
     recipes = [tomllib.loads(block) for block in blocks(page, "toml")]
     stages = [stage for recipe in recipes for stage in recipe.pop("stages", [])]
@@ -157,7 +157,7 @@ def test_recipes_in_pages_have_known_sections_and_options(page: Path) -> None:
             assert set(options) <= known[section], f"{page}: [{section}] {options}"
 
 
-def test_the_page_of_options_is_current() -> None:
+def test_the_page_of_options_is_current():
     sys.path.insert(0, str(ROOT / "scripts"))
     import write_options
 
@@ -174,12 +174,12 @@ def run_python(program: str, folder: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
-def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+def test_python_blocks_run(page, tmp_path):
     run_python("\n\n".join(blocks(page, "python")), tmp_path)
 
 
 @pytest.mark.e2e
-def test_the_notebook_runs(tmp_path: Path) -> None:
+def test_the_notebook_runs(tmp_path):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) >= 4
@@ -187,7 +187,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert (tmp_path / "scores.png").is_file()
 
 
-def test_docs_name_only_records_that_exist() -> None:
+def test_docs_name_only_records_that_exist():
     """Words of the contract that the tutorials promise."""
     promised = {"start", "rules", "instance", "example_action", "forfeit_score"}
     assert promised <= set(Environment.__abstractmethods__)

@@ -11,7 +11,6 @@ import random
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +30,6 @@ from test_engine_local import (  # noqa: F401
     make_prompts,
     successor_llama,
 )
-from transformers import LlamaForCausalLM
 
 from benchmarks import drafts as benchmark
 from mage.agent.chat import Chat
@@ -51,7 +49,7 @@ LOOPS = pytest.mark.parametrize("ahead", [False, True], ids=["step by step", "on
 
 
 @pytest.fixture(autouse=True)
-def draft_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def draft_often(monkeypatch):
     """Many sequences and many wrong guesses are no reason to stop here."""
     monkeypatch.setitem(ROWS, "cpu", 512)
     monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
@@ -77,9 +75,7 @@ def guess(text: list[int], recent: list[int], most: int = 3) -> list[int]:
         ([1, 2, 3], [5, 2, 3], [3, 3, 3]),  # behind the last reply is nothing
     ],
 )
-def test_a_draft_continues_the_longest_match_and_then_the_newest(
-    text: list[int], recent: list[int], draft: list[int]
-) -> None:
+def test_a_draft_continues_the_longest_match_and_then_the_newest(text, recent, draft):
     assert guess(text, recent, len(draft)) == draft
 
 
@@ -100,11 +96,11 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 
 
 @given(TEXT, st.lists(st.integers(0, 3), max_size=20), st.integers(1, 6))
-def test_drafts_follow_the_rule(text: list[int], recent: list[int], most: int) -> None:
+def test_drafts_follow_the_rule(text, recent, most):
     assert guess(text, recent, most) == slow_guess(text, recent, most)
 
 
-def test_recent_replies_start_again_when_their_room_is_full() -> None:
+def test_recent_replies_start_again_when_their_room_is_full():
     drafts = Drafts(3, torch.device("cpu"))
     drafts.add(np.arange(RECENT - 2))
     drafts.add(np.array([70, 71, 72]))
@@ -115,9 +111,7 @@ def test_recent_replies_start_again_when_their_room_is_full() -> None:
     assert set(drafts.tokens.tolist()) == {-1}
 
 
-def test_drafts_are_made_for_small_batches_and_while_they_are_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_drafts_are_made_for_small_batches_and_while_they_are_right(monkeypatch):
     monkeypatch.setitem(ROWS, "cpu", 32)
     monkeypatch.setattr("mage.engines.drafts.PAYS", PAYS)
     drafts = Drafts(3, torch.device("cpu"))
@@ -150,7 +144,7 @@ def both(model: Any, chat: Chat, requests: list[Request], drafts: int, **options
 
 @LOOPS
 @pytest.mark.parametrize("drafts", [1, 7])
-def test_a_repeated_text_takes_few_steps(drafts: int, ahead: bool, chat: Chat) -> None:
+def test_a_repeated_text_takes_few_steps(drafts, ahead, chat):
     model = successor_llama(chat, "bé<ad> ")
     requests = [Request(chat.encode("x" * number + " bé"), 40, number, 0.0) for number in range(4)]
     plain, drafted = both(model, chat, requests, drafts, run_ahead=ahead)
@@ -161,9 +155,7 @@ def test_a_repeated_text_takes_few_steps(drafts: int, ahead: bool, chat: Chat) -
 
 @pytest.mark.e2e
 @LOOPS
-def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(
-    ahead: bool, chat: Chat
-) -> None:
+def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(ahead, chat):
     """A model that continues its text with a probability of about 70 %."""
     model = successor_llama(chat, "bé<ad> ok<|im_end|>")
     rng = random.Random(0)
@@ -189,7 +181,7 @@ def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(
 
 
 @LOOPS
-def test_replies_that_fill_the_context_are_equal(ahead: bool, chat: Chat) -> None:
+def test_replies_that_fill_the_context_are_equal(ahead, chat):
     model = successor_llama(chat, "bé<ad> ")
     requests = [
         Request(chat.encode(" bé<ad>" * 3)[:length], 99, length, temperature)
@@ -205,9 +197,7 @@ def test_replies_that_fill_the_context_are_equal(ahead: bool, chat: Chat) -> Non
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("adapter", "ahead"), [(False, True), (True, False), (True, True)])
-def test_growing_conversations_over_refreshes_are_equal(
-    adapter: bool, ahead: bool, llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_growing_conversations_over_refreshes_are_equal(adapter, ahead, llama, chat):
     """Random weights; prompts repeat, so that slots are continued and copied."""
     model: Any = llama
     if adapter:
@@ -236,7 +226,7 @@ def test_growing_conversations_over_refreshes_are_equal(
 
 
 @LOOPS
-def test_open_sequences_with_drafts_continue_after_a_refresh(ahead: bool, chat: Chat) -> None:
+def test_open_sequences_with_drafts_continue_after_a_refresh(ahead, chat):
     model = successor_llama(chat, "bé<ad> ")
     requests = [Request(chat.encode(" bé<ad> "), 30, seed, 1.5) for seed in range(4)]
     replies = []
@@ -315,13 +305,13 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
-def test_interpreted_kernels_compute_what_the_plain_versions_do() -> None:
+def test_interpreted_kernels_compute_what_the_plain_versions_do():
     pytest.importorskip("triton")
     compare_kernels(import_module("mage.engines.gpu.kernels"), "cpu")
 
 
 @pytest.mark.e2e
-def test_keys_in_8_bits_take_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_in_8_bits_take_drafts(monkeypatch):
     int8_toys.allow_small_models(monkeypatch)
     model = int8_toys.make_model("qwen2", "cpu", torch.float32)
     requests = [
@@ -337,7 +327,7 @@ def test_keys_in_8_bits_take_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @LOOPS
-def test_a_large_batch_is_computed_without_drafts(ahead: bool, chat: Chat) -> None:
+def test_a_large_batch_is_computed_without_drafts(ahead, chat):
     model = successor_llama(chat, "bé<ad> ")
     requests = [Request(chat.encode(" bé<ad> "), 6, seed, 0.0) for seed in range(80)]
     _, drafted = both(model, chat, requests, 7, slots=80, context=32, run_ahead=ahead)
@@ -354,7 +344,7 @@ def test_a_large_batch_is_computed_without_drafts(ahead: bool, chat: Chat) -> No
         ("doors", "", False),
     ],
 )
-def test_meta_episodes_are_equal(recipe: str, change: str, ahead: bool) -> None:
+def test_meta_episodes_are_equal(recipe, change, ahead):
     """All turns of two groups of two members with the model of the recipe."""
     played, stats = [], []
     words = ["--play.groups=2", "--play.members=2", "--run.device=cpu", "--engines.slots=8"]
@@ -371,13 +361,13 @@ def test_meta_episodes_are_equal(recipe: str, change: str, ahead: bool) -> None:
     assert stats[1].steps < stats[0].steps
 
 
-def test_a_negative_number_is_refused(llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_a_negative_number_is_refused(llama, chat):
     with pytest.raises(UserError, match="drafts=-1: the smallest allowed values are 1, 2, 1 and 0"):
         LocalEngine(llama, chat, drafts=-1)
 
 
 @pytest.mark.e2e
-def test_the_benchmark_measures_steps_and_play(tmp_path: Path) -> None:
+def test_the_benchmark_measures_steps_and_play(tmp_path):
     out = tmp_path / "drafts.json"
     benchmark.main(["--size", "tiny", "--rounds", "1", "--out", str(out)])
     records = json.loads(out.read_text())["records"]

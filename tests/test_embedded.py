@@ -22,7 +22,7 @@ FOLDER = SHIPPED / "embedded"
 
 
 @pytest.fixture(scope="module")
-def agent() -> Agent:
+def agent():
     chat = Chat.load(FOLDER)
     return Agent(
         LocalEngine(load_model(FOLDER, "float32", "cpu"), chat, slots=256, context=1024),
@@ -42,9 +42,7 @@ def play(agent: Agent, environment: Environment, opponent: str, count: int) -> l
     [(KuhnPoker(), "intermediate", 90), (TicTacToe(), "random", 60)],
     ids=["kuhn", "board"],
 )
-def test_it_plays_uniformly_random_legal_moves(
-    agent: Agent, environment: Environment, opponent: str, tasks: int
-) -> None:
+def test_it_plays_uniformly_random_legal_moves(agent, environment, opponent, tasks):
     turns = [
         turn
         for meta in play(agent, environment, opponent, tasks)
@@ -59,7 +57,7 @@ def test_it_plays_uniformly_random_legal_moves(
 
 
 @pytest.mark.e2e
-def test_its_notes_state_facts_of_the_last_game(agent: Agent) -> None:
+def test_its_notes_state_facts_of_the_last_game(agent):
     notes = [
         episode.reflection
         for meta in play(agent, KuhnPoker(), "intermediate", 100)
@@ -77,5 +75,5 @@ def test_its_notes_state_facts_of_the_last_game(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize(("name", "most"), [("embedded", 12e6), ("embedded-worlds", 4e6)])
-def test_it_is_small_enough_to_ship(name: str, most: float) -> None:
+def test_it_is_small_enough_to_ship(name, most):
     assert sum(path.stat().st_size for path in (SHIPPED / name).iterdir()) < most

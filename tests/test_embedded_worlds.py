@@ -15,7 +15,7 @@ WORLDS = ("sokoban", "alfworld", "doors")
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("world", WORLDS)
-def test_it_plays_nearly_uniformly_random_legal_moves(world: str) -> None:
+def test_it_plays_nearly_uniformly_random_legal_moves(world):
     recipe = load_recipe(world, ["--warmup.steps=0", "--warmup.turns=100"])
     found = make_warm_start(
         recipe, Path("written by a warm-up of some steps only"), lambda line: None
@@ -26,7 +26,7 @@ def test_it_plays_nearly_uniformly_random_legal_moves(world: str) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("world", WORLDS)
-def test_its_recipe_trains_to_the_end(world: str, tmp_path: Path) -> None:
+def test_its_recipe_trains_to_the_end(world, tmp_path):
     small = [
         *("--run.updates=1", "--run.workers=1", "--run.move_probabilities=false"),
         *("--play.groups=1", "--play.members=2", "--evaluate.size=1", "--evaluate.final_size=1"),

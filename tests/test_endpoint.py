@@ -45,7 +45,7 @@ from mage.types import Request
 
 
 @pytest.fixture(autouse=True)
-def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _place(tmp_path, monkeypatch):
     """Run in an own folder, without a proxy for the loopback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -67,7 +67,7 @@ def at_first(status: int, data: bytes, count: int = 1, **headers: str) -> Server
 # --- A whole panel --------------------------------------------------------------------------------
 
 
-def test_the_command_line_evaluates_an_endpoint_with_reflections() -> None:
+def test_the_command_line_evaluates_an_endpoint_with_reflections():
     """A finished evaluation is repeated without requests."""
     with Server() as server:
         told = json.loads(evaluate(server, "--json", size=12).stdout)
@@ -90,7 +90,7 @@ def test_the_command_line_evaluates_an_endpoint_with_reflections() -> None:
     assert again["bill"]["recalled"] == asked
 
 
-def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replies() -> None:
+def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replies():
     def newest(prompt: str) -> str:
         return scripted_model(prompt.rsplit("<|user|>", 1)[1].split("<|end|>")[0])
 
@@ -107,7 +107,7 @@ def test_an_endpoint_plays_the_same_games_as_another_engine_with_the_same_replie
     assert reply.logprobs == ()
 
 
-def test_messages_have_roles_and_a_longer_chat_starts_with_the_shorter_one() -> None:
+def test_messages_have_roles_and_a_longer_chat_starts_with_the_shorter_one():
     def wrong_at_first(message: str) -> str:
         return f"Let me see. <action>{'bet' if 'not a legal' in message else 'nonsense'}</action>"
 
@@ -122,7 +122,7 @@ def test_messages_have_roles_and_a_longer_chat_starts_with_the_shorter_one() -> 
     assert after[: len(before)] == before
 
 
-def test_requests_carry_sampling_and_seed_without_the_omitted_fields() -> None:
+def test_requests_carry_sampling_and_seed_without_the_omitted_fields():
     bare = {"omit": ("seed", "top_k", "temperature"), "limit_name": "max_completion_tokens"}
     with Server() as server:
         for options in ({"extra": {"effort": "low"}}, bare):
@@ -141,7 +141,7 @@ def test_requests_carry_sampling_and_seed_without_the_omitted_fields() -> None:
 # --- Order and number -----------------------------------------------------------------------------
 
 
-def test_as_many_requests_are_concurrent_as_allowed_and_no_more() -> None:
+def test_as_many_requests_are_concurrent_as_allowed_and_no_more():
     three = threading.Event()
 
     def wait_for_three(number: int, body: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ def test_as_many_requests_are_concurrent_as_allowed_and_no_more() -> None:
     assert server.busiest == 3
 
 
-def test_answers_are_returned_in_the_order_of_the_requests() -> None:
+def test_answers_are_returned_in_the_order_of_the_requests():
     def slow_first(number: int, body: dict[str, Any]) -> None:
         time.sleep(0.3 if body["messages"][-1]["content"] == "0" else 0)
 
@@ -173,7 +173,7 @@ def test_answers_are_returned_in_the_order_of_the_requests() -> None:
 # --- Thoughts ------------------------------------------------------------------------------------
 
 
-def test_a_reply_ends_with_its_action_but_not_with_an_action_inside_a_thought() -> None:
+def test_a_reply_ends_with_its_action_but_not_with_an_action_inside_a_thought():
     kept = "<think>perhaps <action>bet</action> or not</think>No. <action>pass</action>"
     said = completion(f"{kept} And then <action>bet</action>", tokens=(50, 30))
     with always(200, said) as server:
@@ -185,7 +185,7 @@ def test_a_reply_ends_with_its_action_but_not_with_an_action_inside_a_thought() 
     assert engine.bill()["tokens_out"] == 30, "but they are counted"
 
 
-def test_an_endless_thought_and_an_empty_reply_are_recorded_as_data() -> None:
+def test_an_endless_thought_and_an_empty_reply_are_recorded_as_data():
     thought = "<think>hm <action>bet</action>"
     for said, text, finish, tokens in ((thought, thought, "eos", 10), (None, "", "length", 40)):
         with always(200, completion(said, "length", (5, tokens))) as server:
@@ -194,7 +194,7 @@ def test_an_endless_thought_and_an_empty_reply_are_recorded_as_data() -> None:
         assert (reply.text, reply.finish, len(reply.token_ids)) == (text, finish, tokens)
 
 
-def test_a_prompt_longer_than_the_context_gets_an_empty_reply() -> None:
+def test_a_prompt_longer_than_the_context_gets_an_empty_reply():
     with always(400, b'{"error": {"code": "context_length_exceeded"}}') as server:
         assert ask(engine_at(server), "a", "a") == ["", ""]
 
@@ -202,7 +202,7 @@ def test_a_prompt_longer_than_the_context_gets_an_empty_reply() -> None:
 # --- Budget ---------------------------------------------------------------------------------------
 
 
-def test_concurrent_requests_stay_within_the_budget_and_a_larger_one_continues() -> None:
+def test_concurrent_requests_stay_within_the_budget_and_a_larger_one_continues():
     # A request of 100 + 10 tokens costs .15.
     prices = ["--engines.price_in=1000", "--engines.price_out=5000"]
     with Server(delay=0.01) as server:
@@ -219,7 +219,7 @@ def test_concurrent_requests_stay_within_the_budget_and_a_larger_one_continues()
     assert Counter(map(str, server.answered)).most_common(1)[0][1] == 1
 
 
-def test_a_request_waits_while_those_in_flight_may_use_up_the_budget() -> None:
+def test_a_request_waits_while_those_in_flight_may_use_up_the_budget():
     """Two requests of at most .6 with a limit of 1: one after the other. The third has no room."""
     budget, order = Budget(1.0, 1.0, limit=1.0), list[str]()
 
@@ -239,7 +239,7 @@ def test_a_request_waits_while_those_in_flight_may_use_up_the_budget() -> None:
         asyncio.run(one("c"))
 
 
-def test_a_budget_needs_a_server_that_reports_token_counts() -> None:
+def test_a_budget_needs_a_server_that_reports_token_counts():
     with always(200, completion("hi", tokens=None)) as server:
         assert ask(engine_at(server), "Go.") == ["hi"]
         with pytest.raises(EndpointError, match=r"no token counts, so engines\.budget cannot be"):
@@ -255,7 +255,7 @@ def play_at(url: str, folder: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path: Path) -> None:
+def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path):
     held, free = threading.Event(), threading.Event()
 
     def hold(number: int, body: dict[str, Any]) -> None:
@@ -284,7 +284,7 @@ def test_a_killed_evaluation_resumes_without_repeated_requests(tmp_path: Path) -
     assert played == whole, "the same result as without a kill"
 
 
-def test_another_model_behind_the_same_name_does_not_get_the_old_answers() -> None:
+def test_another_model_behind_the_same_name_does_not_get_the_old_answers():
     first = {"id": "toy", "root": "one", "created": 1}
     with Server() as server:
         for models, requests in (
@@ -301,7 +301,7 @@ def test_another_model_behind_the_same_name_does_not_get_the_old_answers() -> No
     assert engine.bill()["recalled"] == 1
 
 
-def test_answers_are_stored_by_seed_even_if_the_server_takes_no_seed() -> None:
+def test_answers_are_stored_by_seed_even_if_the_server_takes_no_seed():
     with Server() as server:
         engine = engine_at(server, omit=("seed",))
         for seed in (1, 2, 1):
@@ -312,7 +312,7 @@ def test_answers_are_stored_by_seed_even_if_the_server_takes_no_seed() -> None:
 # --- Failures -------------------------------------------------------------------------------------
 
 
-def test_a_busy_server_gets_a_retry_after_the_pause_it_asks_for() -> None:
+def test_a_busy_server_gets_a_retry_after_the_pause_it_asks_for():
     with at_first(429, b"slow down", Retry_After="1") as server:
         engine = engine_at(server)
         assert ask(engine, "Go.") == [scripted_model("Go.")]
@@ -322,7 +322,7 @@ def test_a_busy_server_gets_a_retry_after_the_pause_it_asks_for() -> None:
         assert "asks for a pause of 3,600 seconds" in refused(server)
 
 
-def test_pauses_double_with_every_attempt_and_differ_between_requests() -> None:
+def test_pauses_double_with_every_attempt_and_differ_between_requests():
     client = engine_at(Server(), backoff=0.5).client
     for attempt in range(12):
         pauses = {client._pause(attempt, seed) for seed in range(20)}
@@ -330,7 +330,7 @@ def test_pauses_double_with_every_attempt_and_differ_between_requests() -> None:
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
-def test_a_server_that_always_fails_is_one_message_and_earlier_answers_are_stored() -> None:
+def test_a_server_that_always_fails_is_one_message_and_earlier_answers_are_stored():
     broken: HttpAnswer = (500, {}, b'{"error": {"message": "out of order"}}')
     with Server(trouble=lambda number, body: broken if number >= 5 else None) as server:
         told = refused(server, "--engines.retries=2", "--engines.concurrency=1")
@@ -340,9 +340,7 @@ def test_a_server_that_always_fails_is_one_message_and_earlier_answers_are_store
     assert len(server.bodies) == 5 + 3
 
 
-def test_a_failure_waits_for_the_paid_requests_in_flight_and_sends_no_further_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failure_waits_for_the_paid_requests_in_flight_and_sends_no_further_ones(monkeypatch):
     """The first answer comes when three requests are there, the others after its failure."""
     all_three, failed = threading.Barrier(3), threading.Event()
 
@@ -369,7 +367,7 @@ def test_a_failure_waits_for_the_paid_requests_in_flight_and_sends_no_further_on
     assert len(Path("runs/answers.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_silent_server_gets_a_retry_and_then_an_error() -> None:
+def test_a_silent_server_gets_a_retry_and_then_an_error():
     asked_again = threading.Event()
 
     def silent_at_first(number: int, body: dict[str, Any]) -> None:
@@ -386,7 +384,7 @@ def test_a_silent_server_gets_a_retry_and_then_an_error() -> None:
         ask(engine_at(server, timeout=0.1, retries=1), "Go.")
 
 
-def test_a_truncated_answer_is_requested_again() -> None:
+def test_a_truncated_answer_is_requested_again():
     cut = completion("half")
     with at_first(200, cut, Content_Length=str(len(cut) + 9)) as server:
         assert ask(engine_at(server), "Go.") == [scripted_model("Go.")]
@@ -404,15 +402,13 @@ def test_a_truncated_answer_is_requested_again() -> None:
         (302, "", "it redirects to None"),
     ],
 )
-def test_a_permanent_failure_is_one_message_without_a_retry(
-    status: int, data: str, message: str
-) -> None:
+def test_a_permanent_failure_is_one_message_without_a_retry(status, data, message):
     with always(status, data.encode()) as server:
         assert message in refused(server, "--engines.concurrency=1")
     assert len(server.bodies) == 1
 
 
-def test_a_port_without_a_server_is_one_message_without_a_retry() -> None:
+def test_a_port_without_a_server_is_one_message_without_a_retry():
     server = Server()
     server.http.server_close()
     engine = engine_at(server, backoff=100)
@@ -438,7 +434,7 @@ def test_a_port_without_a_server_is_one_message_without_a_retry() -> None:
         ("modle=x", "engines.modle is unknown (did you mean 'model'?)"),
     ],
 )
-def test_a_wrong_option_is_one_message(word: str, message: str) -> None:
+def test_a_wrong_option_is_one_message(word, message):
     with Server() as server:
         told = refused(server, f"--engines.{word}")
     assert message in told
@@ -449,9 +445,7 @@ def test_a_wrong_option_is_one_message(word: str, message: str) -> None:
 # --- Secrets, and what an endpoint cannot do ------------------------------------------------------
 
 
-def test_the_key_is_sent_to_the_server_and_appears_nowhere_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_key_is_sent_to_the_server_and_appears_nowhere_else(monkeypatch, tmp_path):
     monkeypatch.setenv("THE_KEY", f"{KEY}\n")
     key = "--engines.key_env=THE_KEY"
     with Server() as server:
@@ -468,7 +462,7 @@ def test_the_key_is_sent_to_the_server_and_appears_nowhere_else(
     assert KEY.encode() not in written
 
 
-def test_a_key_is_sent_only_on_request_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_sent_only_on_request_and_never_shown(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("THE_KEY", f"{KEY} and more")
     with Server() as server:
@@ -481,7 +475,7 @@ def test_a_key_is_sent_only_on_request_and_never_shown(monkeypatch: pytest.Monke
     assert KEY not in unset + blank
 
 
-def test_an_endpoint_cannot_be_trained(tmp_path: Path) -> None:
+def test_an_endpoint_cannot_be_trained(tmp_path):
     words = ["--engines.name=endpoint", "--engines.url=http://h/v1", "--engines.model=toy"]
     told = "uses a model that runs elsewhere: it cannot be trained and has no checkpoints; use it "
     for verb in ("train", "warmup"):
@@ -491,7 +485,7 @@ def test_an_endpoint_cannot_be_trained(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/small-*")), "no run folder is created"
 
 
-def test_another_menu_item_does_not_inherit_the_options_of_the_first() -> None:
+def test_another_menu_item_does_not_inherit_the_options_of_the_first():
     words = ["--engines.url=http://h/v1", "--engines.name=endpoint", "--run.name=x"]
     assert load_recipe("small.toml", words).engines.options == {"url": "http://h/v1"}
     assert load_recipe("small.toml", ["--engines.name=local"]).engines.options == {"context": 1024}

@@ -58,7 +58,7 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True, params=["step by step", "one step ahead"])
-def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def loop(request, monkeypatch):
     """Every test runs with both loops: the CPU's, and the GPU's (here without graphs)."""
     ahead = request.param == "one step ahead"
     sizes = {"slots": 128, "context": 512} if ahead else {}  # its pool is allocated at the start
@@ -71,7 +71,7 @@ ONE_LOOP = pytest.mark.parametrize("loop", ["step by step"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def chat() -> Chat:
+def chat():
     words = ["<|im_start|>", "<|im_end|>", *BYTES]
     tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(words)}, merges=[]))
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -95,7 +95,7 @@ def make(kind: str = "llama") -> Any:
 
 
 @pytest.fixture(scope="module")
-def llama() -> LlamaForCausalLM:
+def llama():
     return make()
 
 
@@ -146,8 +146,8 @@ def tokens_of(replies: list[Completion]) -> list[tuple[int, ...]]:
 
 @ONE_LOOP
 def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_decoding_continues(
-    llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    llama, chat, monkeypatch
+):
     rng, decoded, launch = random.Random(0), list[int](), DeviceLoop.launch
 
     def count(loop: DeviceLoop, joining: Any, decoding: Any, *more: Any) -> StepInFlight:
@@ -164,7 +164,7 @@ def test_one_step_ahead_all_waiting_prompts_are_prefilled_before_decoding_contin
     assert decoded == [0, 0, 0, 8, 8, 8, 8]
 
 
-def test_a_deleted_engine_frees_its_pool_at_once(llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_a_deleted_engine_frees_its_pool_at_once(llama, chat):
     engine = LocalEngine(llama, chat, slots=4)
     answer(engine, [Request(ids, 3, 0) for ids in make_prompts(2)])
     alive = weakref.ref(engine.pool.store)
@@ -177,7 +177,7 @@ def test_a_deleted_engine_frees_its_pool_at_once(llama: LlamaForCausalLM, chat: 
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_greedy_replies_equal_those_of_transformers_generate(kind: str, chat: Chat) -> None:
+def test_greedy_replies_equal_those_of_transformers_generate(kind, chat):
     engine = LocalEngine(make(kind), chat, slots=5, max_batch_tokens=64)
     check_greedy(engine, make_prompts(8))
     assert engine.model.config._attn_implementation == "sdpa"
@@ -193,7 +193,7 @@ def through_modules(model: torch.nn.Module, chat: Chat) -> LocalEngine:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_fused_forward_equals_the_modules(kind: str, chat: Chat) -> None:
+def test_the_fused_forward_equals_the_modules(kind, chat):
     model, requests = make(kind), [Request(ids, 8, i) for i, ids in enumerate(make_prompts(12))]
     engine = LocalEngine(model, chat)
     assert engine.decoder is not None
@@ -205,7 +205,7 @@ def test_the_fused_forward_equals_the_modules(kind: str, chat: Chat) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("refreshes", [True, False])
-def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Chat) -> None:
+def test_the_fused_forward_sees_a_change_of_any_weight(refreshes, chat):
     model, request = make("qwen3"), Request(make_prompts(1)[0], 2, 0, 0.0)
     engine = LocalEngine(model, chat, prefix_cache=False)
     before = answer(engine, [request])[0].logprobs
@@ -224,7 +224,7 @@ def test_the_fused_forward_sees_a_change_of_any_weight(refreshes: bool, chat: Ch
         before = after.logprobs
 
 
-def test_only_plain_models_take_the_fused_forward(chat: Chat) -> None:
+def test_only_plain_models_take_the_fused_forward(chat):
     rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     for model in (
         get_peft_model(make(), LoraConfig(r=4)),
@@ -243,18 +243,14 @@ def test_only_plain_models_take_the_fused_forward(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_those_of_a_plain_forward(
-    temperature: float, llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_logprobs_equal_those_of_a_plain_forward(temperature, llama, chat):
     prompts = make_prompts(12)
     requests = [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)]
     for ids, reply in zip(prompts, answer(LocalEngine(llama, chat), requests), strict=True):
         check_logprobs(llama, ids, reply, temperature)
 
 
-def test_a_reply_depends_on_its_seed_and_not_on_its_batch(
-    llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_a_reply_depends_on_its_seed_and_not_on_its_batch(llama, chat):
     requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(20))]
     crowd = tokens_of(answer(LocalEngine(llama, chat), requests))
     alone = [answer(LocalEngine(llama, chat), [request])[0] for request in requests[:4]]
@@ -279,9 +275,7 @@ def play(engine: LocalEngine, games: int, turns: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.e2e
-def test_the_prefix_cache_changes_no_reply_and_saves_most_of_the_prefill(
-    llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_the_prefix_cache_changes_no_reply_and_saves_most_of_the_prefill(llama, chat):
     cached = LocalEngine(llama, chat, slots=64)
     plain = LocalEngine(llama, chat, slots=64, prefix_cache=False)
     played = play(cached, 24, 4)
@@ -303,7 +297,7 @@ def finish(engine: LocalEngine, requests: list[Request], found: dict[Any, Any]) 
     return [found[request] for request in requests]
 
 
-def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat) -> None:
+def test_sequences_join_while_others_decode(llama, chat):
     requests = [Request(ids, 12, i, 0.0) for i, ids in enumerate(make_prompts(8))]
     engine, replies = LocalEngine(llama, chat), {}
     for request in requests:
@@ -314,9 +308,7 @@ def test_sequences_join_while_others_decode(llama: LlamaForCausalLM, chat: Chat)
     assert tokens_of(finish(engine, requests, replies)) == tokens_of(together)
 
 
-def test_a_token_that_is_not_read_yet_is_no_prefix_of_another_prompt(
-    llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_a_token_that_is_not_read_yet_is_no_prefix_of_another_prompt(llama, chat):
     """The slot of a prompt still has the old reply while its new first token is computed."""
     prompt = tuple(range(2, 50))
     engine = LocalEngine(llama, chat, slots=2)
@@ -361,24 +353,20 @@ def successor_llama(chat: Chat, text: str) -> LlamaForCausalLM:
         (("> ",), "bé<ad> ", "stop"),
     ],
 )
-def test_a_reply_ends_where_a_stop_string_first_appears(
-    stop: tuple[str, ...], reply: str, finish: str, chat: Chat
-) -> None:
+def test_a_reply_ends_where_a_stop_string_first_appears(stop, reply, finish, chat):
     engine = LocalEngine(successor_llama(chat, "bé<ad> "), chat)
     (completion,) = answer(engine, [Request(chat.encode(" "), 13, 0, 0.0, stop=stop)])
     assert (completion.text, completion.finish) == (reply, finish)
     assert completion.token_ids == chat.encode(reply)
 
 
-def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(chat: Chat) -> None:
+def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(chat):
     engine = LocalEngine(successor_llama(chat, "ok<|im_end|>"), chat)
     (one,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
     assert (one.token_ids, one.text, one.finish) == ((*chat.encode("k"), END), "k", "eos")
 
 
-def test_a_prompt_that_fills_the_context_gives_an_empty_reply(
-    llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_a_prompt_that_fills_the_context_gives_an_empty_reply(llama, chat):
     engine = LocalEngine(llama, chat, context=32)
     full, tight = answer(engine, [Request((5,) * 32, 4, 0), Request((5,) * 30, 4, 0)])
     assert full == Completion((), (), "", "overflow", 0)
@@ -417,15 +405,11 @@ def check_samples(engine: Any, ids: tuple[int, ...], top_k: int, top_p: float, c
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.6), (8, 0.7)])
-def test_samples_and_logprobs_follow_the_truncated_softmax(
-    top_k: int, top_p: float, llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_samples_and_logprobs_follow_the_truncated_softmax(top_k, top_p, llama, chat):
     check_samples(LocalEngine(llama, chat), make_prompts(1)[0], top_k, top_p, 600)
 
 
-def test_a_greedy_reply_has_the_logprobs_of_the_model_whatever_is_cut(
-    llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_a_greedy_reply_has_the_logprobs_of_the_model_whatever_is_cut(llama, chat):
     ids = make_prompts(1)[0]
     expected = plain_logits(llama, ids)[-1].log_softmax(-1).max().item()
     requests = [Request(ids, 1, 0, 0.0, top_k=3), Request(ids, 1, 1, 0.0, top_p=0.5)]
@@ -433,7 +417,7 @@ def test_a_greedy_reply_has_the_logprobs_of_the_model_whatever_is_cut(
         assert reply.logprobs == pytest.approx([expected], abs=1e-4)
 
 
-def test_refresh_drops_results_of_the_old_weights(chat: Chat) -> None:
+def test_refresh_drops_results_of_the_old_weights(chat):
     model, requests = make(), [Request(ids, 6, 0, 0.0) for ids in make_prompts(6)]
     engine = LocalEngine(model, chat)
     before = answer(engine, requests)
@@ -449,9 +433,7 @@ def test_refresh_drops_results_of_the_old_weights(chat: Chat) -> None:
     assert engine.stats.reused_tokens - reused < 6 * 40
 
 
-def test_replies_are_the_same_after_the_pool_was_released(
-    llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_replies_are_the_same_after_the_pool_was_released(llama, chat):
     engine = LocalEngine(llama, chat)
     requests = [Request(ids, 6, seed, 1.0) for seed, ids in enumerate(make_prompts(5))]
     before = answer(engine, requests)
@@ -467,9 +449,7 @@ def test_replies_are_the_same_after_the_pool_was_released(
 
 
 @pytest.mark.parametrize("between", ["release", "refresh"])
-def test_open_sequences_continue_after_a_release_or_refresh(
-    between: str, llama: LlamaForCausalLM, chat: Chat
-) -> None:
+def test_open_sequences_continue_after_a_release_or_refresh(between, llama, chat):
     requests = [Request(ids, 12, seed, 1.0) for seed, ids in enumerate(make_prompts(6))]
     expected = answer(LocalEngine(llama, chat), requests)
     engine, replies = LocalEngine(llama, chat), {}
@@ -481,7 +461,7 @@ def test_open_sequences_continue_after_a_release_or_refresh(
     assert tokens_of(finish(engine, requests, replies)) == tokens_of(expected)
 
 
-def test_a_lora_model_in_training_mode_is_sampled_without_dropout_and_restored(chat: Chat) -> None:
+def test_a_lora_model_in_training_mode_is_sampled_without_dropout_and_restored(chat):
     targets = ["q_proj", "v_proj", "down_proj"]
     lora = LoraConfig(r=4, lora_dropout=0.5, init_lora_weights=False, target_modules=targets)
     model = get_peft_model(make(), lora).train()
@@ -494,9 +474,7 @@ def test_a_lora_model_in_training_mode_is_sampled_without_dropout_and_restored(c
         check_logprobs(model, ids, reply)
 
 
-def test_the_number_of_slots_is_limited_by_memory(
-    llama: LlamaForCausalLM, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_slots_is_limited_by_memory(llama, chat, monkeypatch):
     size = 2 * 2 * 64 * 2 * 16 * 4  # layers, keys and values, tokens, heads, head size, bytes
     monkeypatch.setattr("mage.engines.pool.memory_for_slots", lambda device: 5 * size)
     few = LocalEngine(llama, chat, slots=512, context=64)
@@ -526,9 +504,7 @@ def test_the_number_of_slots_is_limited_by_memory(
         ("diffllama", SIZES),
     ],
 )
-def test_a_model_with_other_logits_is_refused(
-    chat: Chat, kind: str, options: dict[str, Any]
-) -> None:
+def test_a_model_with_other_logits_is_refused(chat, kind, options):
     config = AutoConfig.for_model(kind, **{"vocab_size": 300} | options)
     model = AutoModelForCausalLM.from_config(config).eval()
     model.get_output_embeddings().weight.data.mul_(50)
@@ -538,9 +514,7 @@ def test_a_model_with_other_logits_is_refused(
 
 @ONE_LOOP
 @pytest.mark.parametrize("kind", ["window", "dynamic", "longrope"])
-def test_a_context_longer_than_a_window_or_fixed_positions_is_refused(
-    chat: Chat, kind: str
-) -> None:
+def test_a_context_longer_than_a_window_or_fixed_positions_is_refused(chat, kind):
     """A cached key would keep its old position: log-probabilities differ by several nats."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
     rope = {"rope_type": kind, "factor": 4.0, "rope_theta": 1e4, **factors}
@@ -557,7 +531,7 @@ def test_a_context_longer_than_a_window_or_fixed_positions_is_refused(
 
 
 @ONE_LOOP
-def test_sliding_window_layers_are_refused(chat: Chat) -> None:
+def test_sliding_window_layers_are_refused(chat):
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     with pytest.raises(ValueError, match="full attention"):
         LocalEngine(Qwen3ForCausalLM(Qwen3Config(**SIZES, **window)), chat)
@@ -569,9 +543,7 @@ def test_sliding_window_layers_are_refused(chat: Chat) -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.booleans()), max_size=40),
     st.integers(2, 5),
 )
-def test_a_lease_promises_only_tokens_that_are_cached(
-    moves: list[tuple[int, int, bool]], count: int
-) -> None:
+def test_a_lease_promises_only_tokens_that_are_cached(moves, count):
     """`contents` stands for the tensor pool: a slot holds what was copied or computed there."""
     slots, contents, stories, leased = Slots(count, 2000), {}, [tuple(range(35))] * 4, []
     for teller, extra, goes_on in moves:

@@ -44,7 +44,7 @@ def run(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_moves_with_the_learner_and_finds_a_copy_that_stays(rank: int) -> None:
+def test_moves_with_the_learner_and_finds_a_copy_that_stays(rank):
     model, chat = load()
     stale = LocalEngine(copy.deepcopy(model), chat, slots=4, context=128)
     fresh = LocalEngine(model, chat, slots=4, context=128)
@@ -61,7 +61,7 @@ def test_moves_with_the_learner_and_finds_a_copy_that_stays(rank: int) -> None:
         probes[1].check([], 2)
 
 
-def test_a_small_change_that_the_engine_missed_is_found_though_the_gap_is_small() -> None:
+def test_a_small_change_that_the_engine_missed_is_found_though_the_gap_is_small():
     model, chat = load()
     engine = LocalEngine(copy.deepcopy(model), chat, slots=4, context=128)
     probe = EngineProbe(engine, model, 1.0)
@@ -74,14 +74,14 @@ def test_a_small_change_that_the_engine_missed_is_found_though_the_gap_is_small(
         probe.check([], 1)
 
 
-def test_half_precision_has_wider_limits() -> None:
+def test_half_precision_has_wider_limits():
     model, chat = load()
     engine = LocalEngine(model, chat, slots=4, context=128)
     assert EngineProbe(engine, model, 1.0).limits == EXACT
     assert EngineProbe(engine, model.bfloat16(), 1.0).limits == HALF
 
 
-def test_leaves_nothing_in_the_engine() -> None:
+def test_leaves_nothing_in_the_engine():
     model, chat = load()
     engine = LocalEngine(model, chat, slots=4, context=128)
     EngineProbe(engine, model, 1.0).check([PROMPT], 0)
@@ -91,9 +91,7 @@ def test_leaves_nothing_in_the_engine() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["local", "vllm"])
-def test_training_ends_if_new_weights_never_reach_the_engine(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_ends_if_new_weights_never_reach_the_engine(name, tmp_path, monkeypatch):
     if name == "vllm":
         vllm_toys.install(monkeypatch)
         load, loaded = vllm_toys.LLMEngine.collective_rpc, list[Any]()
@@ -120,7 +118,7 @@ def test_training_ends_if_new_weights_never_reach_the_engine(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("rank", [0, 2])
-def test_mismatch_stays_flat_without_learning(rank: int, tmp_path: Path) -> None:
+def test_mismatch_stays_flat_without_learning(rank, tmp_path):
     """A learning rate that is too small to change any weight stands for 0."""
     learn = {"lr": 1e-30, "lora_rank": rank}
     metrics = run(start(tmp_path / "run", run={"updates": 2, "evaluate_every": 0}, learn=learn))

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import random
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ KINDS = ["stand-in", pytest.param("vllm", marks=OTHER)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+def kind(request):
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "stand-in":
             vllm_toys.install(patch)
@@ -69,17 +68,17 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def chat() -> Chat:
+def chat():
     return byte_chat()
 
 
 @pytest.fixture(scope="module")
-def shared(kind: str, chat: Chat) -> VllmEngine:
+def shared(kind, chat):
     return VllmEngine(make_model(chat), chat, slots=8, context=CONTEXT, eager=True)
 
 
 @pytest.fixture
-def engine(shared: VllmEngine, chat: Chat) -> VllmEngine:
+def engine(shared, chat):
     """The shared engine with the first weights."""
     shared.model.load_state_dict(make_model(chat).state_dict())
     shared.refresh(0)
@@ -97,23 +96,19 @@ def make_prompts(count: int, chat: Chat) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(range(3, size), k=rng.randrange(1, 60))) for _ in range(count)]
 
 
-def test_greedy_replies_equal_those_of_transformers_generate(
-    engine: VllmEngine, chat: Chat
-) -> None:
+def test_greedy_replies_equal_those_of_transformers_generate(engine, chat):
     check_greedy(engine, make_prompts(5, chat))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_those_of_a_plain_forward(
-    temperature: float, engine: VllmEngine, chat: Chat
-) -> None:
+def test_logprobs_equal_those_of_a_plain_forward(temperature, engine, chat):
     prompts = make_prompts(5, chat)
     replies = answer(engine, [Request(ids, 8, i, temperature) for i, ids in enumerate(prompts)])
     for ids, reply in zip(prompts, replies, strict=True):
         check_logprobs(engine.model, ids, reply, temperature)
 
 
-def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine: VllmEngine, chat: Chat) -> None:
+def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine, chat):
     requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(6, chat))]
     crowd = tokens_of(answer(engine, requests))
     alone = [answer(engine, [replace(request)])[0] for request in requests[:2]]
@@ -131,9 +126,7 @@ def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine: VllmEngine, ch
         (("zz",), "bé<ad> bé<a", "length"),
     ],
 )
-def test_a_reply_ends_where_a_stop_string_first_appears(
-    stop: tuple[str, ...], reply: str, finish: str, engine: VllmEngine, chat: Chat
-) -> None:
+def test_a_reply_ends_where_a_stop_string_first_appears(stop, reply, finish, engine, chat):
     repeat(engine.model, chat, "bé<ad> ")
     engine.refresh(1)
     (completion,) = answer(engine, [Request(chat.encode(" "), 13, 0, 0.0, stop=stop)])
@@ -142,9 +135,7 @@ def test_a_reply_ends_where_a_stop_string_first_appears(
     assert not engine.open
 
 
-def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(
-    engine: VllmEngine, chat: Chat
-) -> None:
+def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(engine, chat):
     repeat(engine.model, chat, "ok<|end|>")
     engine.refresh(1)
     (one,) = answer(engine, [Request(chat.encode("o"), 9, 0, 0.0, stop=("!",))])
@@ -152,7 +143,7 @@ def test_the_end_token_is_kept_in_the_ids_and_not_in_the_text(
     assert (one.token_ids, one.text, one.finish) == (ids, "k", "eos")
 
 
-def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine: VllmEngine) -> None:
+def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine):
     requests = [Request((5,) * length, 4, 0) for length in (CONTEXT, CONTEXT - 2)]
     full, tight = answer(engine, requests)
     assert full == Completion((), (), "", "overflow", 0)
@@ -160,15 +151,11 @@ def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine: VllmEngine
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (8, 0.7)])
-def test_samples_and_logprobs_follow_the_truncated_softmax(
-    top_k: int, top_p: float, engine: VllmEngine, chat: Chat
-) -> None:
+def test_samples_and_logprobs_follow_the_truncated_softmax(top_k, top_p, engine, chat):
     check_samples(engine, make_prompts(1, chat)[0], top_k, top_p, 100)
 
 
-def test_new_weights_are_used_after_a_refresh_and_not_before(
-    engine: VllmEngine, chat: Chat
-) -> None:
+def test_new_weights_are_used_after_a_refresh_and_not_before(engine, chat):
     requests = [Request(ids, 6, 0, 0.0) for ids in make_prompts(6, chat)]
     before = answer(engine, requests)
     with torch.no_grad():
@@ -185,7 +172,7 @@ def test_new_weights_are_used_after_a_refresh_and_not_before(
         assert reply.policy_version == 7
 
 
-def test_open_replies_start_again_with_the_new_weights(engine: VllmEngine, chat: Chat) -> None:
+def test_open_replies_start_again_with_the_new_weights(engine, chat):
     request = Request(make_prompts(1, chat)[0], 12, 3, stop=("zz",))
     (whole,) = answer(engine, [replace(request)])
     engine.submit(request)
@@ -197,7 +184,7 @@ def test_open_replies_start_again_with_the_new_weights(engine: VllmEngine, chat:
     assert found == [(request, replace(whole, policy_version=2))]
 
 
-def test_weights_of_experts_have_the_names_of_a_checkpoint(chat: Chat) -> None:
+def test_weights_of_experts_have_the_names_of_a_checkpoint(chat):
     """transformers holds the experts of a layer in one tensor; a checkpoint and vLLM do not."""
     small = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**small, vocab_size=300))
@@ -208,9 +195,7 @@ def test_weights_of_experts_have_the_names_of_a_checkpoint(chat: Chat) -> None:
     assert not any("gate_up_proj" in name for name in names)
 
 
-def test_a_model_that_vllm_computes_in_another_way_is_refused(
-    chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_vllm_computes_in_another_way_is_refused(chat, monkeypatch):
     """Here the stand-in of vLLM does not know that this model divides its logits by 4."""
     vllm_toys.install(monkeypatch)
     sizes = SIZES | {"vocab_size": chat.tokenizer.get_vocab_size(), "head_dim": 16}
@@ -228,7 +213,7 @@ def test_a_model_that_vllm_computes_in_another_way_is_refused(
         VllmEngine(model, chat, slots=2, context=CONTEXT)
 
 
-def test_a_missing_package_is_one_message(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_message(chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"needs the package vllm.* pip install \"mage-rl\[vllm\]"):
         VllmEngine(make_model(chat), chat)
@@ -257,7 +242,7 @@ TINY = (
 
 
 @pytest.mark.e2e
-def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) -> None:
+def test_two_updates_with_vllm_have_a_small_mismatch(kind, tmp_path):
     model = f"--model.path={write_folder(tmp_path / 'model')}"
     folder = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker", [model, *TINY]))
     train(folder.path, Callback(), lambda: False)
@@ -267,9 +252,7 @@ def test_two_updates_with_vllm_have_a_small_mismatch(kind: str, tmp_path: Path) 
     assert first["gradient_norm"] > 0
 
 
-def test_ranks_that_share_a_card_use_the_device_of_their_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_share_a_card_use_the_device_of_their_model(monkeypatch):
     """torchrun numbers the ranks of a host; vLLM takes that number as its device."""
     assert choose_executor(torch.device("cuda", 0)) == "uni"  # no process group
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
@@ -280,7 +263,7 @@ def test_ranks_that_share_a_card_use_the_device_of_their_model(
     assert os.environ["LOCAL_RANK"] == "0"
 
 
-def test_the_key_value_pool_is_what_the_share_of_the_gpu_leaves() -> None:
+def test_the_key_value_pool_is_what_the_share_of_the_gpu_leaves():
     """A card of 100 GB: a share of .5 is 50 GB, minus a tenth, 8 GB of weights and 2 GB."""
     assert pool_size(100 * 10**9, 0.5, 8 * 10**9) == 35 * 10**9
     with pytest.raises(ValueError, match=r"Use at least 0\.16"):

@@ -200,7 +200,7 @@ def test_the_comparison_is_paired_over_the_tasks(evaluation):
 SECOND = [(3, 1, "conservative", 1), (2, 0, "aggressive", -2), (1, 0, "conservative", 1)]
 
 
-def test_different_panels_or_environments_are_not_compared() -> None:
+def test_different_panels_or_environments_are_not_compared():
     message = "not played on the same panel: 1 of 4 tasks are in the first only, 0 of 3 in the sec"
     with pytest.raises(ValueError, match=message):
         compare([task_row(game) for game in FOUR], [task_row(game) for game in FOUR[:3]])
@@ -257,8 +257,8 @@ def test_wrong_arguments_give_a_clear_message(games, message):
     [(5, "go east", Expert(1.0, 1.0)), (1, "go east", Expert(0.0, 0.0)), (4, None, None)],
 )
 def test_a_world_without_other_agents_is_measured_against_its_expert(
-    turns: int, move: str | None, expected: Expert | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    turns, move, expected, monkeypatch
+):
     """The door is two steps to the east."""
     monkeypatch.setattr(CorridorState, "expert", lambda state: move)
     tasks = [Task("corridor", seed, 0, "", "test") for seed in range(3)]

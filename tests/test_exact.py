@@ -34,7 +34,7 @@ def exact(parts):
 
 
 @pytest.mark.e2e
-def test_a_panel_scatters_around_the_exact_scores(parts, exact) -> None:
+def test_a_panel_scatters_around_the_exact_scores(parts, exact):
     played = play_panel(Candidate("kuhn_demo", 0, parts), "test", "final", 160, None)
     assert exact.left_out < 1e-6
     assert exact.unread < 0.01
@@ -47,21 +47,21 @@ def test_a_panel_scatters_around_the_exact_scores(parts, exact) -> None:
 
 
 @pytest.mark.e2e
-def test_without_memory_there_are_as_many_situations_as_the_game_has(parts, exact) -> None:
+def test_without_memory_there_are_as_many_situations_as_the_game_has(parts, exact):
     """Kuhn poker has six situations a seat; prompts of two numbered episodes differ."""
     found = score(parts, memory=Notes(keep="none"))
     assert found.situations == 2 * 12
     assert found.overall.scores[0] == pytest.approx(exact.overall.scores[0])
 
 
-def test_games_without_numbers_are_prompted_as_in_play() -> None:
+def test_games_without_numbers_are_prompted_as_in_play():
     """Without numbers and memory both games have equal prompts."""
     parts = build_components(load_recipe("kuhn_demo", [*SMALL, "--play.numbered=false"]))
     first, second = score(parts, memory=Notes(keep="none")).overall.scores
     assert first == pytest.approx(second)
 
 
-def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
+def test_cells_are_all_opponents_and_seats_and_their_means(parts):
     found = score(parts, {"random": 1.0, "cfr": 1.0}, memory=Notes(keep="none"))
     assert len(found.cells) == 1 + 2 + 2 + 4
     assert all(-2 <= score <= 2 for cell in found.cells for score in cell.scores)
@@ -81,16 +81,14 @@ def test_cells_are_all_opponents_and_seats_and_their_means(parts) -> None:
         ("sokoban", ["--model.path=embedded"], "OpenSpiel game"),
     ],
 )
-def test_settings_without_exact_scores_are_refused(
-    recipe: str, changes: list[str], message: str
-) -> None:
+def test_settings_without_exact_scores_are_refused(recipe, changes, message):
     parts = build_components(load_recipe(recipe, changes))
     with pytest.raises(ValueError, match=message):
         score(parts, population_of(parts.recipe).pool("test") or {"": 1.0})
 
 
 @pytest.mark.e2e
-def test_a_family_is_represented_by_unseen_players_and_the_policy_is_exploitable() -> None:
+def test_a_family_is_represented_by_unseen_players_and_the_policy_is_exploitable():
     """The untrained model moves almost at random; uniform play: .4583 (OpenSpiel).
 
     Shares of the players are equal, so their mean is the overall score.

@@ -16,7 +16,7 @@ SHOW = "import os, sys; print(os.environ.get('CUDA_VISIBLE_DEVICES')); sys.stdin
 
 
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> Any:
+def recipe(monkeypatch):
     """A worker prints the GPU that it sees, instead of training."""
     monkeypatch.setattr(executors, "_command", lambda *_: [sys.executable, "-S", "-c", SHOW])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
@@ -28,9 +28,7 @@ def start(executor: Any, folder: Path, recipe: Any) -> Any:
     return executor.start(folder, recipe)
 
 
-def test_every_run_has_a_gpu_of_its_own_and_a_free_gpu_is_used_again(
-    tmp_path: Path, recipe: Any
-) -> None:
+def test_every_run_has_a_gpu_of_its_own_and_a_free_gpu_is_used_again(tmp_path, recipe):
     executor = LocalExecutor(0, ("4", "6"))
     assert executor.size == 2
     first = start(executor, tmp_path / "a", recipe)
@@ -40,9 +38,7 @@ def test_every_run_has_a_gpu_of_its_own_and_a_free_gpu_is_used_again(
     assert [(tmp_path / name / LOG).read_text() for name in "ab"] == ["4\n", "4\n"]
 
 
-def test_two_runs_at_once_have_different_gpus(
-    tmp_path: Path, recipe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_runs_at_once_have_different_gpus(tmp_path, recipe, monkeypatch):
     endless = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     monkeypatch.setattr(executors, "_command", lambda *_: endless)
     executor = LocalExecutor(0, ("4", "6"))
@@ -53,7 +49,7 @@ def test_two_runs_at_once_have_different_gpus(
         worker.wait()
 
 
-def test_more_jobs_than_gpus_do_not_share_a_gpu_by_accident() -> None:
+def test_more_jobs_than_gpus_do_not_share_a_gpu_by_accident():
     assert LocalExecutor(8, ("0", "1")).size == 2
     assert LocalExecutor(1, ("0", "1")).size == 1
     assert LocalExecutor(8, ("0", "1"), per_gpu=3).size == 6
@@ -61,7 +57,7 @@ def test_more_jobs_than_gpus_do_not_share_a_gpu_by_accident() -> None:
     assert LocalExecutor(0).size == os.cpu_count()
 
 
-def test_a_run_with_several_ranks_has_a_gpu_for_each(tmp_path: Path, recipe: Any) -> None:
+def test_a_run_with_several_ranks_has_a_gpu_for_each(tmp_path, recipe):
     executor = LocalExecutor(0, ("4", "6", "7", "8", "9"), ranks=2)
     assert executor.size == 2
     assert [gpus for gpus, _ in executor.places] == ["4,6", "7,8"]
@@ -73,10 +69,10 @@ def test_a_run_with_several_ranks_has_a_gpu_for_each(tmp_path: Path, recipe: Any
 @needs_ray
 @pytest.mark.e2e
 def test_runs_work_on_the_nodes_of_a_ray_cluster(
-    nodes: Any,  # noqa: F811
-    tmp_path: Path,
-    recipe: Any,
-) -> None:
+    nodes,  # noqa: F811
+    tmp_path,
+    recipe,
+):
     executor = RayExecutor(0)
     assert executor.size == 2  # CPUs of the cluster
     worker = start(executor, tmp_path / "a", recipe)

@@ -28,14 +28,14 @@ class Own(KuhnPoker):
 
 
 @pytest.fixture(autouse=True)
-def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def inside(tmp_path, monkeypatch):
     """Each test has its own folder and path of modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Path:
+def stranger(tmp_path):
     """A run of one update, with code in the run folder and code beside the runs."""
     run = RunFolder.create(tmp_path / "runs" / "stranger", load_recipe("kuhn_poker"))
     run.append_metrics({"update": 1, "score": 0.25})
@@ -69,16 +69,14 @@ def name_item(run: Path, item: str) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_readers_run_no_foreign_code(
-    stranger: Path, tmp_path: Path, words: tuple[str, ...], item: str
-) -> None:
+def test_readers_run_no_foreign_code(stranger, tmp_path, words, item):
     name_item(stranger, f"{item}.Own")
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "ran").exists()
 
 
-def test_playing_refuses_code_of_a_run_folder(stranger: Path, tmp_path: Path) -> None:
+def test_playing_refuses_code_of_a_run_folder(stranger, tmp_path):
     name_item(stranger, "runs.stranger.helper.Own")
     recipe = RunFolder.open(stranger).recipe
     with pytest.raises(ConfigError, match="is code in the run folder"):
@@ -88,7 +86,7 @@ def test_playing_refuses_code_of_a_run_folder(stranger: Path, tmp_path: Path) ->
     assert not (tmp_path / "ran").exists()
 
 
-def test_opening_a_run_imports_no_reward_functions(stranger: Path, tmp_path: Path) -> None:
+def test_opening_a_run_imports_no_reward_functions(stranger, tmp_path):
     recipe = stranger / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("[play]", '[play]\nrewards = ["lab_beside.x"]', 1))
     name_item(stranger, "kuhn_poker")
@@ -96,7 +94,7 @@ def test_opening_a_run_imports_no_reward_functions(stranger: Path, tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
-def test_own_code_beside_the_runs_still_plays(tmp_path: Path) -> None:
+def test_own_code_beside_the_runs_still_plays(tmp_path):
     (tmp_path / "lab_of_test.py").write_text(OWN)
     recipe = load_recipe("kuhn_poker", ["--environments.name=lab_of_test.Own"])
     folder = RunFolder.create(tmp_path / "run", recipe)
@@ -105,7 +103,7 @@ def test_own_code_beside_the_runs_still_plays(tmp_path: Path) -> None:
     assert folder.forfeit_score() == recipe.environment().forfeit_score
 
 
-def test_a_link_into_a_run_folder_is_refused(tmp_path: Path) -> None:
+def test_a_link_into_a_run_folder_is_refused(tmp_path):
     run = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker"))
     (run.path / "trick.py").write_text(OWN)
     (tmp_path / "linked.py").symlink_to(run.path / "trick.py")

@@ -63,9 +63,7 @@ def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_test_runs_once_and_tests_with_a_shared_fixture_in_one_process(
-    tmp_path: Path,
-) -> None:
+def test_every_test_runs_once_and_tests_with_a_shared_fixture_in_one_process(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed, 4 passed, 1 warning" in done.stdout
@@ -81,7 +79,7 @@ def test_every_test_runs_once_and_tests_with_a_shared_fixture_in_one_process(
     assert processes["waits"] != processes["first_use"]
 
 
-def test_a_crashed_test_process_is_reported_with_its_test(tmp_path: Path) -> None:
+def test_a_crashed_test_process_is_reported_with_its_test(tmp_path):
     done = run(tmp_path, CRASH="1")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "a test process has crashed. It ran test_them.py::test_crashes" in done.stderr

@@ -8,7 +8,6 @@ pytest -m gpu tests/test_gpu.py
 import copy
 import gc
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import int8_toys
@@ -46,12 +45,12 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture(scope="module")
-def kernels() -> ModuleType:
+def kernels():
     return import_module("mage.engines.gpu.kernels")
 
 
 @pytest.fixture(autouse=True)
-def exact_products() -> None:
+def exact_products():
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
@@ -61,9 +60,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernels_compute_what_the_plain_versions_do(
-    kernels: ModuleType, shape: tuple[int, int, int, int, bool], dtype: torch.dtype
-) -> None:
+def test_kernels_compute_what_the_plain_versions_do(kernels, shape, dtype):
     """`shape`: heads, heads of keys and values, head size, width, normed heads."""
     torch.manual_seed(0)
     heads, kv_heads, size, width, normed = shape
@@ -100,7 +97,7 @@ def test_kernels_compute_what_the_plain_versions_do(
     close(kernels.attend_blocks(*given), ops.attend_blocks(*given))
 
 
-def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
+def test_the_sampling_kernel_draws_the_same_tokens(kernels):
     torch.manual_seed(0)
     logits = torch.randn(256, 20_000, device=DEVICE) * 3
     slots = torch.arange(256, device=DEVICE)
@@ -123,7 +120,7 @@ def test_the_sampling_kernel_draws_the_same_tokens(kernels: ModuleType) -> None:
     )
 
 
-def test_a_row_of_nan_gets_a_token_of_the_vocabulary(kernels: ModuleType) -> None:
+def test_a_row_of_nan_gets_a_token_of_the_vocabulary(kernels):
     logits = torch.full((4, 20_001), torch.nan, device=DEVICE)
     state = DeviceState.make(4, DEVICE)
     state.temperature[:2] = 0.0
@@ -148,7 +145,7 @@ def make_pair(kind: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedMod
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(kind: str) -> None:
+def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(kind):
     chat = Chat.load(find_model("embedded"))
     models = make_pair(kind)
     engines = [LocalEngine(model, chat, slots=24, context=256) for model in models]
@@ -182,7 +179,7 @@ def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(kin
     )  # type: ignore[union-attr]
 
 
-def test_graphs_work_after_another_engine_is_deleted_and_workspaces_are_cleared() -> None:
+def test_graphs_work_after_another_engine_is_deleted_and_workspaces_are_cleared():
     chat = Chat.load(find_model("embedded"))
     model = make_pair("llama")[1].to(torch.bfloat16)
     requests = [Request(tuple(range(5, 60 + number)), 20, number) for number in range(48)]
@@ -209,13 +206,13 @@ def test_graphs_work_after_another_engine_is_deleted_and_workspaces_are_cleared(
     ]
 
 
-def test_the_kernels_of_drafts_compute_what_the_plain_versions_do(kernels: ModuleType) -> None:
+def test_the_kernels_of_drafts_compute_what_the_plain_versions_do(kernels):
     test_drafts.compare_kernels(kernels, "cuda")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drafts", [1, 4])
-def test_drafts_change_no_reply(kind: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_change_no_reply(kind, drafts, monkeypatch):
     """The CPU without drafts, the GPU without and with them; prompts repeat themselves."""
     monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
     chat = Chat.load(find_model("embedded"))
@@ -263,7 +260,7 @@ def test_drafts_change_no_reply(kind: str, drafts: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("cache", ["model", "int8"])
-def test_drafts_work_in_bfloat16_and_in_8_bits(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_work_in_bfloat16_and_in_8_bits(cache, monkeypatch):
     """Rounding may part two replies; what they have in common has nearly the same logprobs."""
     int8_toys.allow_small_models(monkeypatch)
     monkeypatch.setattr("mage.engines.drafts.PAYS", 0)
@@ -307,9 +304,7 @@ def make_small(kind: str) -> PreTrainedModel:
     ids=["all weights", "recomputed", "adapters"],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(
-    kind: str, options: dict[str, Any]
-) -> None:
+def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(kind, options):
     samples = make_samples()
     found = []
     for layout in ("rows", "trie"):
@@ -325,7 +320,7 @@ def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(
 
 
 @pytest.fixture
-def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def packed_layouts(monkeypatch):
     """The layouts that `reply_logprobs` computes, in order; it must compute without gradients."""
     seen: list[str] = []
     compute = supervised.hidden_states
@@ -341,9 +336,7 @@ def packed_layouts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trie_without_gradients_has_the_reply_logprobs_of_its_rows(
-    kind: str, packed_layouts: list[str]
-) -> None:
+def test_a_trie_without_gradients_has_the_reply_logprobs_of_its_rows(kind, packed_layouts):
     """A reply has up to 79 tokens; their float32 errors add up to less than 2e-3."""
     model, samples = make_small(kind), make_samples()
     rows, trie = (
@@ -354,7 +347,7 @@ def test_a_trie_without_gradients_has_the_reply_logprobs_of_its_rows(
     assert trie == pytest.approx(rows, abs=2e-3)
 
 
-def test_move_probabilities_of_a_trie_are_those_of_its_rows(packed_layouts: list[str]) -> None:
+def test_move_probabilities_of_a_trie_are_those_of_its_rows(packed_layouts):
     """Tic-Tac-Toe, played on the CPU by the embedded model and scored on the device."""
     parts, metas = played()
     model, agent = copy.deepcopy(parts.weights()).to(DEVICE), parts.agent(False)
@@ -378,8 +371,8 @@ def test_move_probabilities_of_a_trie_are_those_of_its_rows(packed_layouts: list
     ],
 )
 def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
-    kind: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind, dtype, tolerance, monkeypatch
+):
     """Every A and B; the tolerance is relative to the norm of its gradient. B is not zero.
 
     On a CPU the largest difference is 4e-7 in float32 and 3e-2 in bfloat16.
@@ -412,7 +405,7 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
         assert difference.norm() <= tolerance * gradient.norm(), name
 
 
-def test_half_precision_sampler_and_learner_agree_closely() -> None:
+def test_half_precision_sampler_and_learner_agree_closely():
     chat = Chat.load(find_model("embedded"))
     model = make_pair("llama")[1].to(torch.bfloat16)
     engine = LocalEngine(model, chat, slots=64, context=256)
@@ -427,14 +420,12 @@ def test_half_precision_sampler_and_learner_agree_closely() -> None:
     assert metrics.mismatch < 0.05
 
 
-def test_kernels_in_8_bits_compute_what_the_plain_versions_do(kernels: ModuleType) -> None:
+def test_kernels_in_8_bits_compute_what_the_plain_versions_do(kernels):
     int8_toys.compare_kernels(kernels, "cuda")
 
 
 @pytest.mark.parametrize("kind", int8_toys.KINDS)
-def test_logprobs_with_8_bits_stay_near_those_of_the_models_format(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logprobs_with_8_bits_stay_near_those_of_the_models_format(kind, monkeypatch):
     """On a CPU they are .020, .031 and .018 at most in float32, .024, .053 and .037 in bfloat16."""
     int8_toys.allow_small_models(monkeypatch)
     model = int8_toys.make_model(kind, "cuda", torch.bfloat16)
@@ -447,9 +438,7 @@ def test_logprobs_with_8_bits_stay_near_those_of_the_models_format(
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_8_bits_on_the_gpu_give_the_logprobs_of_the_plain_operations_on_the_cpu(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_8_bits_on_the_gpu_give_the_logprobs_of_the_plain_operations_on_the_cpu(kind, monkeypatch):
     int8_toys.allow_small_models(monkeypatch)
     requests = int8_toys.make_requests((64, 256), 8, 6)
     ours, theirs = (
@@ -465,8 +454,8 @@ def test_8_bits_on_the_gpu_give_the_logprobs_of_the_plain_operations_on_the_cpu(
 
 @pytest.mark.parametrize("cache", ["model", "int8"])
 def test_a_cache_is_deterministic_with_graphs_recycled_slots_and_reused_prefixes(
-    cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cache, monkeypatch
+):
     int8_toys.allow_small_models(monkeypatch)
     model = int8_toys.make_model("llama", "cuda", torch.bfloat16)
     requests = int8_toys.make_requests((64, 100, 300), 16, 24)

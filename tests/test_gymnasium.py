@@ -17,7 +17,7 @@ def own(name: str, **options: object) -> Gymnasium:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["Digits", "Masked"])
-def test_an_own_class_needs_its_dotted_path_only(name: str) -> None:
+def test_an_own_class_needs_its_dotted_path_only(name):
     world = own(name)
     world.check_data()
     assert check(world, games=20) == []
@@ -25,7 +25,7 @@ def test_an_own_class_needs_its_dotted_path_only(name: str) -> None:
     assert world.start(3).legal() == (("2", "4") if name == "Masked" else tuple("12345"))
 
 
-def test_the_older_form_with_names_of_actions_is_played() -> None:
+def test_the_older_form_with_names_of_actions_is_played():
     world = own("Arms")
     world.check_data()
     assert check(world, games=20) == []
@@ -36,12 +36,12 @@ def test_the_older_form_with_names_of_actions_is_played() -> None:
         assert (state.turn(), state.scores()) == (None, (1.0,))
 
 
-def test_a_game_without_a_seed_is_refused() -> None:
+def test_a_game_without_a_seed_is_refused():
     with pytest.raises(UserError, match=r"reset failed: TypeError: .* 'seed'"):
         own("Served", moves=("hit", "stand")).check_data()
 
 
-def test_a_task_is_the_same_in_every_episode_and_scores_are_sums_of_rewards() -> None:
+def test_a_task_is_the_same_in_every_episode_and_scores_are_sums_of_rewards():
     world = own("Digits")
     seed = world.episode_seed(5, 0)
     assert seed == world.episode_seed(5, 2)
@@ -58,7 +58,7 @@ def test_a_task_is_the_same_in_every_episode_and_scores_are_sums_of_rewards() ->
     assert ends[0][2].startswith("Guess a number from 1 to 5. / 1 / 1 is ")
 
 
-def test_global_random_numbers_are_neither_used_up_nor_seen() -> None:
+def test_global_random_numbers_are_neither_used_up_nor_seen():
     before = random.getstate(), np.random.get_state()[1].tolist()
     first, second = own("Digits").start(1), own("Digits").start(1)
     random.random()
@@ -73,7 +73,7 @@ def test_global_random_numbers_are_neither_used_up_nor_seen() -> None:
     assert np.random.get_state()[1].tolist() == before[1]
 
 
-def test_words_texts_and_free_text() -> None:
+def test_words_texts_and_free_text():
     world = own("Digits", moves="one,two,three,four,five", formatter="tests.foreign_worlds.shout")
     state = world.start(0)
     assert state.read("Two") == "two"
@@ -107,20 +107,20 @@ def check_and_step(world: Gymnasium) -> None:
         ("Missing", "tests.foreign_worlds has no 'Missing'"),
     ],
 )
-def test_bad_environments_give_one_message(name: str, message: str) -> None:
+def test_bad_environments_give_one_message(name, message):
     with pytest.raises(UserError, match=message) as caught:
         check_and_step(own(name))
     assert "\n" not in str(caught.value)
 
 
-def test_moves_must_fit_the_actions() -> None:
+def test_moves_must_fit_the_actions():
     with pytest.raises(UserError, match=r"has 5 actions, but .* names 2: up, down"):
         own("Digits", moves="up,down").start(0)
     with pytest.raises(ValueError, match="is not an argument"):
         own("Digits", arguments="size")
 
 
-def test_without_the_package_one_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(UserError, match=r"is not installed: pip install 'mage-rl\[gymnasium\]'$"):
         Gymnasium().check_data()
@@ -129,7 +129,7 @@ def test_without_the_package_one_message_names_the_extra(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "game", ["FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Blackjack-v1", "Taxi-v4"]
 )
-def test_text_like_games_of_gymnasium_keep_the_contract(game: str) -> None:
+def test_text_like_games_of_gymnasium_keep_the_contract(game):
     pytest.importorskip("gymnasium")
     world = Gymnasium(game=game)
     world.check_data()
@@ -137,7 +137,7 @@ def test_text_like_games_of_gymnasium_keep_the_contract(game: str) -> None:
     assert not world.example_action().isdigit()
 
 
-def test_frozen_lake_is_a_map_and_can_be_crossed() -> None:
+def test_frozen_lake_is_a_map_and_can_be_crossed():
     pytest.importorskip("gymnasium")
     world = Gymnasium(arguments="is_slippery=false")
     state = world.start(0)
@@ -148,7 +148,7 @@ def test_frozen_lake_is_a_map_and_can_be_crossed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_continuous_actions_and_unknown_names_are_refused() -> None:
+def test_continuous_actions_and_unknown_names_are_refused():
     pytest.importorskip("gymnasium")
     with pytest.raises(UserError, match=r"has the action space Box.*only discrete actions"):
         Gymnasium(game="Pendulum-v1").check_data()

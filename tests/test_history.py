@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ FOURTH = "o4<|end|><|assistant|><action>a4</action><|end|><|user|>o5<|end|><|ass
 
 
 @pytest.mark.parametrize("window", [None, 3, 4, 100])
-def test_a_prompt_within_the_window_is_append_only(window: int | None) -> None:
+def test_a_prompt_within_the_window_is_append_only(window):
     history = filled(window)
     prompt = history.next("o5")
     assert prompt.folded == 0
@@ -68,7 +67,7 @@ def test_a_prompt_within_the_window_is_append_only(window: int | None) -> None:
     assert text_of(prompt.ids).startswith(FIRST + "<|user|>o2<|end|>")
 
 
-def test_turns_outside_the_window_become_one_line_and_the_first_turn_stays() -> None:
+def test_turns_outside_the_window_become_one_line_and_the_first_turn_stays():
     # Worked by hand: window 1 shows turn 4 in full, turn 1 because of the task, 2 and 3 by name.
     line = "(Turns 2 to 3 are not shown. Actions: a2; a3)"
     assert shown(filled(1)) == f"{FIRST}<|user|>{line}\n{FOURTH}"
@@ -79,7 +78,7 @@ def test_turns_outside_the_window_become_one_line_and_the_first_turn_stays() -> 
     assert folded_line(["x" * 500, None]) == long
 
 
-def test_turns_are_folded_in_blocks_and_prompts_between_are_append_only() -> None:
+def test_turns_are_folded_in_blocks_and_prompts_between_are_append_only():
     history, prompts = History(CHAT, window=2, fold=3), list[Prompt]()
     history.begin(CHAT.first("R", "o1"))
     for number in range(1, 12):
@@ -95,7 +94,7 @@ def test_turns_are_folded_in_blocks_and_prompts_between_are_append_only() -> Non
     assert full == [0, 1, 2, 3, 4, 2, 3, 4, 2, 3], "two to four besides the first turn"
 
 
-def test_a_full_context_folds_in_blocks_too() -> None:
+def test_a_full_context_folds_in_blocks_too():
     whole = filled(turns=9).next("o10")
     history = replace(filled(turns=9), room=len(whole.ids) - 1, fold=4)
     prompt = history.next("o10")
@@ -115,7 +114,7 @@ def play(agent: Any, environment: Any = None, episodes: int = 1) -> MetaEpisode:
 WAITS = scripted_agent(lambda prompt: "<action>wait</action>")
 
 
-def test_play_keeps_the_window_and_counts_folded_turns() -> None:
+def test_play_keeps_the_window_and_counts_folded_turns():
     whole = play(WAITS).episodes[0].turns
     assert len(whole) > 4
     meta = play(replace(WAITS, window=2))
@@ -129,7 +128,7 @@ def test_play_keeps_the_window_and_counts_folded_turns() -> None:
     assert task_row(meta).folded == (len(turns) - 4,)
 
 
-def test_a_window_of_zero_shows_the_present_observation_only() -> None:
+def test_a_window_of_zero_shows_the_present_observation_only():
     turns = play(replace(WAITS, window=0)).episodes[0].turns
     assert len(turns) > 4
     for turn in turns:
@@ -148,8 +147,8 @@ def test_a_window_of_zero_shows_the_present_observation_only() -> None:
     ],
 )
 def test_a_wrong_window_or_context_is_one_message_and_no_run_folder_is_created(
-    change: str, told: str, tmp_path: Path
-) -> None:
+    change, told, tmp_path
+):
     words = ["train", "kuhn_demo", f"--{change}", f"--runs={tmp_path}", "--run.workers=1"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
@@ -159,7 +158,7 @@ def test_a_wrong_window_or_context_is_one_message_and_no_run_folder_is_created(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_paper_recipes_have_the_published_windows() -> None:
+def test_the_paper_recipes_have_the_published_windows():
     for name, window in {"alfworld": 15, "webshop": 5, "sokoban": 7}.items():
         assert load_recipe(f"paper_{name}").agent.window == window
 
@@ -167,7 +166,7 @@ def test_the_paper_recipes_have_the_published_windows() -> None:
 # --- Overflow during play -------------------------------------------------------------------------
 
 
-def test_turns_are_folded_until_the_prompt_has_room() -> None:
+def test_turns_are_folded_until_the_prompt_has_room():
     whole = filled().next("o5")
     for room in range(len(whole.ids) + 5, 60, -1):
         prompt = filled(room=room).next("o5")
@@ -205,7 +204,7 @@ class SmallContext(Engine):
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["limit known", "limit of a server"])
-def test_a_full_context_folds_turns_and_a_prompt_that_cannot_fit_costs_nothing(known: bool) -> None:
+def test_a_full_context_folds_turns_and_a_prompt_that_cannot_fit_costs_nothing(known):
     fifth = len(play(WAITS).episodes[0].turns[4].prompt_ids)
     engine = SmallContext(fifth + (WAITS.sampling.max_tokens if known else 0) + 1, known)
     turns = play(replace(WAITS, engine=engine)).episodes[0].turns
@@ -228,14 +227,14 @@ class CutShort(SmallContext):
         return Completion(ids, (0.0,) * len(ids), "<act", "length", 0)
 
 
-def test_a_reply_without_room_for_all_its_tokens_costs_nothing() -> None:
+def test_a_reply_without_room_for_all_its_tokens_costs_nothing():
     for context, is_illegal in ((20, False), (10_000, True)):
         for turn in play(replace(WAITS, engine=CutShort(context, known=True))).episodes[0].turns:
             assert (turn.overflow, turn.illegal) == (not is_illegal, is_illegal)
             assert turn.penalty == (-0.5 if is_illegal else 0.0)
 
 
-def test_a_limit_of_replies_that_cuts_moves_of_one_world_is_a_warning_at_load() -> None:
+def test_a_limit_of_replies_that_cuts_moves_of_one_world_is_a_warning_at_load():
     """In the tokens of this model <action>scissors</action> has 8, moves of other worlds fewer."""
     chat = Chat.load(SHIPPED / "embedded")
     assert check_context(load_recipe("mix_small"), chat) == ()
@@ -244,7 +243,7 @@ def test_a_limit_of_replies_that_cuts_moves_of_one_world_is_a_warning_at_load() 
     assert "takes 8 in rock_paper_scissors, and" in told
 
 
-def test_training_stops_if_more_than_five_percent_overflow() -> None:
+def test_training_stops_if_more_than_five_percent_overflow():
     recipe = load_recipe("kuhn_demo")
     for share in (0.0, 0.05):
         check_overflow({"update": 3, "overflow_rate": share}, recipe)
@@ -252,7 +251,7 @@ def test_training_stops_if_more_than_five_percent_overflow() -> None:
         check_overflow({"update": 3, "overflow_rate": 0.051}, recipe)
 
 
-def test_a_training_with_a_small_context_stops_with_one_message(tmp_path: Path) -> None:
+def test_a_training_with_a_small_context_stops_with_one_message(tmp_path):
     """The memory grows from episode to episode: the first prompts fit, later ones do not."""
     words = ["--engines.context=190", "--run.updates=2", "--run.workers=1", f"--runs={tmp_path}"]
     words += ["--play.groups=1", "--play.members=2", "--evaluate.size=1", "--evaluate.final_size=1"]
@@ -269,7 +268,7 @@ def test_a_training_with_a_small_context_stops_with_one_message(tmp_path: Path) 
 # --- Before a run ---------------------------------------------------------------------------------
 
 
-def test_the_longest_prompt_is_found_by_random_play() -> None:
+def test_the_longest_prompt_is_found_by_random_play():
     """Kuhn poker with the embedded model: at least rules and card, at most all three games."""
     recipe, chat = load_recipe("kuhn_demo"), Chat.load(SHIPPED / "embedded")
     few = measure_prompts(recipe, chat)
@@ -278,7 +277,7 @@ def test_the_longest_prompt_is_found_by_random_play() -> None:
     assert few.shortest < few.longest < more.longest
 
 
-def test_a_window_makes_long_episodes_fit() -> None:
+def test_a_window_makes_long_episodes_fit():
     chat = Chat.load(SHIPPED / "embedded-worlds")
     words = ["--engines.context=500", "--environments.max_turns=20", "--play.episodes=1"]
     (warning,) = check_context(load_recipe("alfworld", words), chat)
@@ -290,13 +289,13 @@ def test_a_window_makes_long_episodes_fit() -> None:
     "name",
     ["demo", "kuhn_demo", "kuhn_poker", "kuhn_reflections", "tic_tac_toe", "sokoban", "alfworld"],
 )
-def test_the_prompts_of_a_shipped_recipe_fit_its_context(name: str) -> None:
+def test_the_prompts_of_a_shipped_recipe_fit_its_context(name):
     recipe = load_recipe(name)
     assert check_context(recipe, Chat.load(base_folder(recipe))) == ()
 
 
 @pytest.mark.e2e
-def test_an_evaluation_shows_folded_prompts_and_its_warning() -> None:
+def test_an_evaluation_shows_folded_prompts_and_its_warning():
     words = ["evaluate", "alfworld", "--size=2", "--engines.context=420", "--play.episodes=1"]
     words += ["--environments.max_turns=20", "--memory=none", "--evaluate.splits=['test']"]
     done = CliRunner().invoke(app, words)
@@ -305,7 +304,7 @@ def test_an_evaluation_shows_folded_prompts_and_its_warning() -> None:
     assert "prompts with folded turns, by episode: " in done.stdout
 
 
-def test_a_rare_problem_of_replies_is_not_shown_as_zero() -> None:
+def test_a_rare_problem_of_replies_is_not_shown_as_zero():
     shown = training_problems([{"overflow_rate": 0.0}, {"overflow_rate": 0.0004}])
     assert [line.rpartition(": ")[2] for line in shown] == ["below 0.1 %"]
     assert training_problems([{"overflow_rate": 0.0}]) == []

@@ -3,7 +3,6 @@
 import json
 import time
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from mage.engines.endpoint.http import EndpointError
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[HostileServer]:
+def server():
     with HostileServer() as one:
         yield one
 
 
 @pytest.fixture(autouse=True)
-def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HOSTILE_KEY", KEY)
@@ -47,9 +46,7 @@ def is_plain(text: str) -> bool:
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
-def test_a_hostile_server_gets_one_message_and_nothing_is_stored(
-    name: str, server: HostileServer, tmp_path: Path
-) -> None:
+def test_a_hostile_server_gets_one_message_and_nothing_is_stored(name, server, tmp_path):
     engine, text = engine_at(server, name), BEHAVIOURS[name].gives
     if text is not None:
         assert ask(engine, "Go.") == [text]
@@ -73,7 +70,7 @@ def test_a_hostile_server_gets_one_message_and_nothing_is_stored(
         *(("tokens_out", True), ("text", 7), ("text", None), ("cut_off", "no"), ("cut_off", 1)),
     ],
 )
-def test_an_impossible_stored_answer_is_skipped(name: str, value: object, tmp_path: Path) -> None:
+def test_an_impossible_stored_answer_is_skipped(name, value, tmp_path):
     good = {"key": "good", "text": "hi", "cut_off": False, "tokens_in": 5, "tokens_out": 1}
     bad = good | {"key": "bad", name: value}
     path = tmp_path / "answers.jsonl"
@@ -83,14 +80,14 @@ def test_an_impossible_stored_answer_is_skipped(name: str, value: object, tmp_pa
     assert answers.find("bad") is None
 
 
-def test_a_key_in_the_extra_fields_is_refused_and_not_repeated(server: HostileServer) -> None:
+def test_a_key_in_the_extra_fields_is_refused_and_not_repeated(server):
     with pytest.raises(EndpointError, match="looks like a key") as caught:
         engine_at(server, "silence", extra={"api_key": KEY})
     assert KEY not in str(caught.value)
     engine_at(server, "silence", extra={"prompt_cache_key": "a"})
 
 
-def test_requests_without_an_answer_count_against_the_budget() -> None:
+def test_requests_without_an_answer_count_against_the_budget():
     """A request may cost .000206 (156 bytes and 50 tokens); the budget allows two of them."""
     with HostileServer() as server:
         engine = engine_at(server, "silence", retries=9, budget=0.0005)
@@ -107,7 +104,7 @@ NUMBERS = [(name, value) for name in ("budget", "price_in", "timeout") for value
 @pytest.mark.parametrize(
     ("name", "value"), [*NUMBERS, ("budget", "0"), ("timeout", "inf"), ("price_in", "1e400")]
 )
-def test_an_impossible_number_as_an_option_is_one_message(name: str, value: str) -> None:
+def test_an_impossible_number_as_an_option_is_one_message(name, value):
     words = ["evaluate", "kuhn_poker", "--engines.name=endpoint", "--engines.model=toy"]
     words += ["--engines.url=http://127.0.0.1:1/v1", "--engines.price_out=1"]
     done = CliRunner().invoke(app, [*words, f"--engines.{name}={value}"])

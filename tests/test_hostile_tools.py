@@ -118,7 +118,7 @@ def ask(name: str, **arguments: Any) -> ToolAnswer:
 
 
 @pytest.mark.parametrize("function", HOSTILE, ids=lambda function: function.__name__)
-def test_a_hostile_tool_gives_one_text_in_time(function: Any) -> None:
+def test_a_hostile_tool_gives_one_text_in_time(function):
     begin = time.monotonic()
     answer = ask(function.__name__)
     assert time.monotonic() - begin < MOST
@@ -127,7 +127,7 @@ def test_a_hostile_tool_gives_one_text_in_time(function: Any) -> None:
     assert ask("returns_data").text == HOSTILE[returns_data]  # the next call works
 
 
-def test_play_goes_on_after_hostile_tools_and_they_change_nothing() -> None:
+def test_play_goes_on_after_hostile_tools_and_they_change_nothing():
     names = iter(["loops", "dies", "floods", "changes"])
 
     def reply(prompt: str) -> str:
@@ -151,7 +151,7 @@ def _idle_process(path: str) -> None:
     time.sleep(10_000)
 
 
-def test_the_process_of_tools_ends_with_its_parent(tmp_path: Any) -> None:
+def test_the_process_of_tools_ends_with_its_parent(tmp_path):
     path = tmp_path / "pid"
     parent = start(_idle_process, str(path))
     while not path.exists() or not path.read_text():
@@ -174,7 +174,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_state_that_cannot_be_sent_is_one_message() -> None:
+def test_a_state_that_cannot_be_sent_is_one_message():
     state = BoxState(1)
     state.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="the tool changes cannot be sent to the process of tools"):

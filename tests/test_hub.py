@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from mage.models.base import base_name, base_of, find_model, pin_model
 from mage.models.shapes import PRESETS, find_shape, known_shape
 from mage.models.sources import hub as hub_source
 from mage.run_folder import RunFolder
-from tests.fake_hub import COMMIT, NEWER, FakeHub, run_hub
+from tests.fake_hub import COMMIT, NEWER, run_hub
 
 TINY = (
     *("--run.updates=1", "--run.workers=1", "--run.device=cpu", "--play.groups=1"),
@@ -30,7 +29,7 @@ TINY = (
 
 
 @pytest.fixture(autouse=True)
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def places(tmp_path, monkeypatch):
     """An empty cache of the hub, no added models, time limits for a busy machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path / "models"))
@@ -51,14 +50,14 @@ def use(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(monkeypatch):
     with run_hub() as server:
         use(monkeypatch, server.address)
         yield server
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_network(monkeypatch):
     use(monkeypatch, "http://127.0.0.1:1")
 
 
@@ -72,7 +71,7 @@ def later() -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub, tmp_path):
     done = call("train", "kuhn_poker", "--model.path=lab/tiny", *TINY)
     assert done.exit_code == 0, done.stderr
     first, second, third = done.stderr.splitlines()[:3]
@@ -101,7 +100,7 @@ model add lab/tiny | asking the model hub for lab/tiny
 
 
 @pytest.mark.parametrize("row", NAMED.strip().splitlines())
-def test_a_name_of_the_hub_works_where_a_model_is_named(row: str, hub: FakeHub) -> None:
+def test_a_name_of_the_hub_works_where_a_model_is_named(row, hub):
     words, shown = row.split(" | ")
     if words.startswith(("evaluate", "play")):
         find_model("lab/tiny")
@@ -113,7 +112,7 @@ def test_a_name_of_the_hub_works_where_a_model_is_named(row: str, hub: FakeHub) 
         assert not list(Path("cache").rglob("*.safetensors")), "only config.json is fetched"
 
 
-def test_python_takes_a_name_of_the_hub(hub: FakeHub) -> None:
+def test_python_takes_a_name_of_the_hub(hub):
     recipe = mage.load_recipe("kuhn_poker", {"model.path": "lab/tiny"})
     assert mage.evaluate(recipe, size=2).overall.tasks == 2
 
@@ -132,9 +131,7 @@ NOT_THERE = "the model hub has no such model, or your login has no access to it"
         ("lab/silent", "the model hub cannot be reached (timed out)"),
     ],
 )
-def test_a_refusal_is_one_message_and_leaves_nothing(
-    model: str, message: str, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_one_message_and_leaves_nothing(model, message, hub, tmp_path, monkeypatch):
     if model == "lab/silent":
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.3)
     done = call("train", "kuhn_poker", f"--model.path={model}", *TINY)
@@ -156,9 +153,7 @@ def test_a_refusal_is_one_message_and_leaves_nothing(
         "play kuhn_poker --watch --against=random --model Qwen/Qwen3-4B",
     ],
 )
-def test_without_a_network_one_message_names_the_way(
-    words: str, no_network: None, tmp_path: Path
-) -> None:
+def test_without_a_network_one_message_names_the_way(words, no_network, tmp_path):
     done = call(*words.split())
     assert done.exit_code == 2
     told = done.stderr.splitlines()
@@ -169,7 +164,7 @@ def test_without_a_network_one_message_names_the_way(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cached_model_needs_no_network(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_model_needs_no_network(hub, monkeypatch):
     there = find_model("lab/tiny")
     use(monkeypatch, "http://127.0.0.1:1")
     later()
@@ -179,9 +174,7 @@ def test_a_cached_model_needs_no_network(hub: FakeHub, monkeypatch: pytest.Monke
         find_model("lab/other", download=False)
 
 
-def test_an_added_model_is_found_by_its_name_on_the_hub(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_added_model_is_found_by_its_name_on_the_hub(hub, monkeypatch, tmp_path):
     assert call("model", "add", "lab/tiny", "--name", "mine").exit_code == 0
     use(monkeypatch, "http://127.0.0.1:1")
     later()
@@ -191,7 +184,7 @@ def test_an_added_model_is_found_by_its_name_on_the_hub(
     assert find_model(pinned.model.path) == tmp_path / "models" / "mine"
 
 
-def test_a_folder_of_this_machine_comes_before_the_hub(no_network: None, tmp_path: Path) -> None:
+def test_a_folder_of_this_machine_comes_before_the_hub(no_network, tmp_path):
     (tmp_path / "lab" / "tiny").mkdir(parents=True)
     recipe = load_recipe("kuhn_poker", ["--model.path=lab/tiny"])
     assert pin_model(recipe) is recipe
@@ -201,7 +194,7 @@ def test_a_folder_of_this_machine_comes_before_the_hub(no_network: None, tmp_pat
         pin_model(load_recipe("kuhn_poker", ["--model.path=lab/gone"]))
 
 
-def test_adapters_name_the_commit_of_their_model_as_peft_does(hub: FakeHub, tmp_path: Path) -> None:
+def test_adapters_name_the_commit_of_their_model_as_peft_does(hub, tmp_path):
     save_adapters(tmp_path / "lora", {}, rank=2, alpha=4, base=f"lab/tiny@{COMMIT}")
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == ("lab/tiny", COMMIT)
@@ -210,12 +203,12 @@ def test_adapters_name_the_commit_of_their_model_as_peft_does(hub: FakeHub, tmp_
 
 
 @pytest.mark.parametrize("world", ["alfworld", "kuhn_poker", "sokoban", "tic_tac_toe", "webshop"])
-def test_the_papers_model_is_the_default_of_its_recipes(world: str) -> None:
+def test_the_papers_model_is_the_default_of_its_recipes(world):
     assert load_recipe(f"paper_{world}").model.path == "Qwen/Qwen3-4B"
     assert load_recipe(f"paper_{world}", ["--model.path=embedded"]).model.path == "embedded"
 
 
-def test_known_shapes_need_no_network(no_network: None) -> None:
+def test_known_shapes_need_no_network(no_network):
     assert find_shape("Qwen/Qwen3-4B") == PRESETS["qwen3-4b"]
     assert find_shape("Qwen/Qwen3-0.6B-Base") == PRESETS["qwen3-0.6b"]
     assert find_shape("HuggingFaceTB/SmolLM2-135M-Instruct") == PRESETS["smollm2-135m"]
@@ -224,7 +217,7 @@ def test_known_shapes_need_no_network(no_network: None) -> None:
 
 
 @pytest.mark.e2e
-def test_the_settings_of_the_hubs_library_count(tmp_path: Path) -> None:
+def test_the_settings_of_the_hubs_library_count(tmp_path):
     """In a process of its own: HF_ENDPOINT and HF_HOME are read when the library is imported."""
     words = [sys.executable, "-m", "mage", "plan", "kuhn_poker", "--model", "lab/tiny"]
     with run_hub() as hub:

@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ TINY = [
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path, monkeypatch):
     """A folder with the files of the page, as the current folder of a user."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
@@ -39,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name.partition(".")[0], None)
 
 
-def test_the_page_has_all_files() -> None:
+def test_the_page_has_all_files():
     assert set(FILES) == {
         *("my_maze.py", "my_maze.toml", "my_lake.py", "my_player.py", "my_server.toml"),
         "my_rewards.py",
@@ -57,7 +56,7 @@ COMMANDS = [
 ]
 
 
-def test_the_commands_of_the_page_name_options_that_exist(place: Path) -> None:
+def test_the_commands_of_the_page_name_options_that_exist(place):
     pytest.importorskip("textarena")
     pytest.importorskip("gymnasium")
     assert len(COMMANDS) >= 9
@@ -71,9 +70,7 @@ def test_the_commands_of_the_page_name_options_that_exist(place: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_an_own_class_is_checked_and_trained(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = {"png": b"", "svg": b""}
-    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: empty)
+def test_an_own_class_is_checked_and_trained(place, no_pictures):
     recipe = load_recipe(place / "my_maze.toml", TINY)
     recipe.environment().check_data()
     assert check(recipe.environment(), games=4) == []
@@ -81,14 +78,14 @@ def test_an_own_class_is_checked_and_trained(place: Path, monkeypatch: pytest.Mo
     assert len(run.metrics) == 1
 
 
-def test_a_world_with_words_of_its_own(place: Path) -> None:
+def test_a_world_with_words_of_its_own(place):
     pytest.importorskip("gymnasium")
     lake = find_item("environments", "my_lake.Lake")()
     assert check(lake, games=4) == []
     assert lake.rules() == "Cross the lake from P to G. H is a hole."
 
 
-def test_an_own_player_takes_the_other_seat(place: Path) -> None:
+def test_an_own_player_takes_the_other_seat(place):
     pytest.importorskip("textarena")
     kuhn = find_item("environments", "textarena")()
     state, player = kuhn.start(0), find("my_player.Caller")
@@ -97,7 +94,7 @@ def test_an_own_player_takes_the_other_seat(place: Path) -> None:
     assert player.policy(state, 1 - seat) == {"[call]": 1.0}
 
 
-def test_functions_add_to_the_reward(place: Path) -> None:
+def test_functions_add_to_the_reward(place):
     (written,) = re.findall(r"^\[play\.rewards\]\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     weights = tomllib.loads(written)
     lost = Episode((), None, (), -1.0, -10.0, "lost", "finished", "")
@@ -105,7 +102,7 @@ def test_functions_add_to_the_reward(place: Path) -> None:
     assert paid.bonuses == (("short_replies", 0.0), ("no_repeats", 0.0))
 
 
-def test_a_server_by_its_address(place: Path) -> None:
+def test_a_server_by_its_address(place):
     with OpenEnvServer() as server:
         change = f"--environments.url={server.url()}"
         world = load_recipe(place / "my_server.toml", [*TINY, change]).environment()

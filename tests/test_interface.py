@@ -49,7 +49,7 @@ def listen(folder: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc")
-def test_workers_listen_on_loopback_only(tmp_path: Path) -> None:
+def test_workers_listen_on_loopback_only(tmp_path):
     """Also if the shell names another interface, as users of several machines do."""
     assert wait(start(listen, tmp_path)) == 0
     found = (tmp_path / "found").read_text().split()
@@ -57,7 +57,7 @@ def test_workers_listen_on_loopback_only(tmp_path: Path) -> None:
     assert {address.partition(":")[0] for address in found} == {"0100007F"}
 
 
-def test_one_host_uses_loopback_unless_the_user_chose() -> None:
+def test_one_host_uses_loopback_unless_the_user_chose():
     environment: dict[str, str] = {}
     choose_interface("10.1.1.1", is_one_host=True, report=True, environment=environment)
     assert environment == {"GLOO_SOCKET_IFNAME": "lo"}
@@ -65,7 +65,7 @@ def test_one_host_uses_loopback_unless_the_user_chose() -> None:
     assert own == {"A": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def test_several_hosts_use_the_interface_towards_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_hosts_use_the_interface_towards_rank_0(monkeypatch):
     assert address_towards("127.0.0.1") == "127.0.0.1"
     name = interface_of("127.0.0.1")
     assert name in {one for _, one in socket.if_nameindex()}
@@ -76,7 +76,7 @@ def test_several_hosts_use_the_interface_towards_rank_0(monkeypatch: pytest.Monk
     assert environment == {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": name}
 
 
-def test_a_public_address_gives_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_address_gives_one_warning(monkeypatch):
     monkeypatch.setattr(interface, "address_towards", lambda host: "8.8.8.8")
     monkeypatch.setattr(interface, "interface_of", lambda address: "eth7")
     with pytest.warns(UserWarning, match=r"public address 8\.8\.8\.8 \(eth7\)"):

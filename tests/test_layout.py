@@ -115,12 +115,12 @@ def find_cycles(graph: Mapping[str, frozenset[str]]) -> list[list[str]]:
     return found
 
 
-def test_every_file_has_a_level() -> None:
+def test_every_file_has_a_level():
     unknown = [name for name in FILES if place_of(name) not in LEVELS and name not in OUTSIDE]
     assert unknown == [], "give its folder a level here and in docs/architecture.md"
 
 
-def test_imports_point_down_only() -> None:
+def test_imports_point_down_only():
     up = [
         f"{module} imports {target}"
         for module in FILES
@@ -131,12 +131,12 @@ def test_imports_point_down_only() -> None:
     assert up == []
 
 
-def test_no_files_import_each_other() -> None:
+def test_no_files_import_each_other():
     graph = {name: frozenset(imports_of(name) & FILES.keys()) - {name} for name in FILES}
     assert find_cycles(graph) == []
 
 
-def test_shared_code_imports_only_the_base_of_a_menu() -> None:
+def test_shared_code_imports_only_the_base_of_a_menu():
     inside = {f"{package}." for package in MENUS.values()}
 
     def is_item(target: str) -> bool:
@@ -153,7 +153,7 @@ def test_shared_code_imports_only_the_base_of_a_menu() -> None:
     assert wrong == [], "find an item of a menu by its name"
 
 
-def test_code_is_imported_by_name_only() -> None:
+def test_code_is_imported_by_name_only():
     """A string import is an arrow that the tests above do not see."""
     by_string = [
         f"{module}: {ast.unparse(node)}"
@@ -177,13 +177,13 @@ def _is_optional(name: ast.expr) -> bool:
     return isinstance(name, ast.Constant) and str(name.value).split(".")[0] in OPTIONAL
 
 
-def test_a_mistake_of_the_user_has_its_own_class() -> None:
+def test_a_mistake_of_the_user_has_its_own_class():
     wrong = [name for name, path in FILES.items() if "raise ValueError" in path.read_text("utf-8")]
     assert wrong == [], "raise UserError of mage.config.errors; assert what cannot happen"
 
 
 @pytest.mark.e2e
-def test_torch_is_loaded_only_where_it_is_needed() -> None:
+def test_torch_is_loaded_only_where_it_is_needed():
     """In one process: `import mage`, low levels, sources of models, rooms, light commands."""
     low = [name for name in FILES if LEVELS.get(place_of(name), 99) < NO_TORCH_BELOW]
     allowed = ("mage.engines", "mage.models")  # the chosen engine or source loads what it needs

@@ -3,7 +3,6 @@
 import math
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -32,7 +31,7 @@ SMALL = [
 ]
 
 
-def test_a_hard_copy_plays_more_often() -> None:
+def test_a_hard_copy_plays_more_often():
     """Scores 0 and ln 2 with hardness 1: weights 1 and 1/2, so probabilities 2/3 and 1/3."""
     copies = [Copy(0, "", math.log(2)), Copy(20, "", 0.0)]
     rng = random.Random(0)
@@ -43,7 +42,7 @@ def test_a_hard_copy_plays_more_often() -> None:
     assert {one.update for one in draw_copies(copies, 1.0, 5, rng)} == {0, 20}
 
 
-def test_a_league_plays_in_no_evaluation() -> None:
+def test_a_league_plays_in_no_evaluation():
     pool = Population(train={"league-20": 1.0, "random": 1.0}).pool
     assert pool("train") == {"league-20": 0.5, "random": 0.5}
     assert pool("test") == {"random": 1.0}
@@ -51,7 +50,7 @@ def test_a_league_plays_in_no_evaluation() -> None:
         load_recipe("kuhn_demo", ['--opponents.test={"league-20" = 1.0}'])
 
 
-def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_move() -> None:
+def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_move():
     """It has no memory, so its prompt is the one of the first of three games in training."""
     seen: list[str] = []
 
@@ -77,7 +76,7 @@ def test_a_frozen_agent_sees_its_own_turns_and_answers_bad_replies_with_a_legal_
     assert "opponent bet" in seen[1][len(seen[0]) :]
 
 
-def test_a_warm_up_plays_without_the_league() -> None:
+def test_a_warm_up_plays_without_the_league():
     pool = '--opponents.train={{"league-20" = 1.0{}}}'
     recipe = load_recipe("kuhn_demo", [pool.format(", aggressive = 1.0")])
     assert {task.opponent for row in draw_tasks(recipe, -1) for task in row} == {"aggressive"}
@@ -86,9 +85,7 @@ def test_a_warm_up_plays_without_the_league() -> None:
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_the_same_metrics_and_the_same_copies(tmp_path, monkeypatch):
     synced = list[str]()
     monkeypatch.setattr(league, "sync_folder", lambda path: synced.append(path.name))
     recipe = load_recipe("kuhn_demo", SMALL)

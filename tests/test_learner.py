@@ -3,7 +3,6 @@
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ def probability(model: PreTrainedModel, prompt: tuple[int, ...], token: int) -> 
 @pytest.mark.parametrize(
     "options", [{}, {"packed": False}, {"lora_rank": 4}], ids=["all weights", "rows", "adapters"]
 )
-def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
+def test_a_bandit_is_learned(options):
     """After one prompt token 4 pays +1 and token 5 pays -1: p(4) rises above 1/2, p(5) falls."""
     prompt, learner = (1, 2, 3), small_learner(lr=0.02, **options)
     before = probability(learner.module, prompt, 5)
@@ -84,7 +83,7 @@ def test_a_bandit_is_learned(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_model_with_other_logits_is_refused(packed: bool) -> None:
+def test_a_model_with_other_logits_is_refused(packed):
     """Scaled logits are refused, and the same model without a scale is trained."""
 
     def build(scale: float) -> Learner:
@@ -97,7 +96,7 @@ def test_a_model_with_other_logits_is_refused(packed: bool) -> None:
         build(0.25)
 
 
-def test_a_model_that_does_not_take_padded_rows_is_refused() -> None:
+def test_a_model_that_does_not_take_padded_rows_is_refused():
     """Doge computes other probabilities for a row beside a longer one."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("doge", **SMALL)).eval()
@@ -108,7 +107,7 @@ def test_a_model_that_does_not_take_padded_rows_is_refused() -> None:
         Learner(model, LearnOptions(packed=False))
 
 
-def test_the_entropy_bonus_drives_the_action_to_uniform() -> None:
+def test_the_entropy_bonus_drives_the_action_to_uniform():
     """Without reward the bonus drives a choice of two and one of three to the maximum, log 6."""
     learner = small_learner(lr=0.02)
     sample = make_sample((1, 2), (3, 4), advantage=0.0, choices=((0, (3, 5)), (1, (0, 4, 6))))
@@ -116,7 +115,7 @@ def test_the_entropy_bonus_drives_the_action_to_uniform() -> None:
     assert found[0] < 1.75 < found[-1] <= math.log(6) + 1e-5
 
 
-def test_metrics_count_samples_tokens_and_steps() -> None:
+def test_metrics_count_samples_tokens_and_steps():
     learner = Learner(make_model(), LearnOptions(minibatches=2, epochs=3, kl=0.1))
     samples = play(0)
     metrics = learner.update(samples, entropy=0.25, update=0)
@@ -137,7 +136,7 @@ def test_metrics_count_samples_tokens_and_steps() -> None:
         learner.update([], entropy=0.0, update=0)
 
 
-def test_an_unchanged_policy_has_no_mismatch_and_ratio_one() -> None:
+def test_an_unchanged_policy_has_no_mismatch_and_ratio_one():
     learner = Learner(make_model(), LearnOptions(kl=0.1))
     rows = prepare(play(1))
     logprobs = learner.logprobs(rows).tolist()
@@ -151,7 +150,7 @@ def test_an_unchanged_policy_has_no_mismatch_and_ratio_one() -> None:
     assert (found.ratio_mean, found.ratio_max) == pytest.approx((1, 1))
 
 
-def test_only_adapters_are_trained_and_the_reference_is_the_base() -> None:
+def test_only_adapters_are_trained_and_the_reference_is_the_base():
     model = make_model()
     rows = prepare(play(2))
     base, untouched = weights_of(model), Learner(make_model(), LearnOptions()).logprobs(rows)
@@ -167,7 +166,7 @@ def test_only_adapters_are_trained_and_the_reference_is_the_base() -> None:
     assert (learner.logprobs(rows) - untouched).abs().max() > 1e-3
 
 
-def test_adapter_gradients_and_files_equal_those_of_peft(tmp_path: Path) -> None:
+def test_adapter_gradients_and_files_equal_those_of_peft(tmp_path):
     make_model().save_pretrained(tmp_path / "base")
     folder, base = tmp_path / "adapters", str(tmp_path / "base")
     ours = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=3))
@@ -194,9 +193,7 @@ def test_adapter_gradients_and_files_equal_those_of_peft(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("at_once", [1, 2**25])
-def test_stacked_layers_learn_the_same_as_separate_layers(
-    at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacked_layers_learn_the_same_as_separate_layers(at_once, monkeypatch):
     """Two micro-batches, so gradients are summed; expected: the sum with one layer at a time."""
     monkeypatch.setattr("mage.learn.adapters._STACKED_WEIGHTS", at_once)
     learner = Learner(make_model(), LearnOptions(lr=0.05, lora_rank=2))
@@ -217,7 +214,7 @@ def test_stacked_layers_learn_the_same_as_separate_layers(
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recompute: bool) -> None:
+def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recompute):
     """Several micro-batches. In a trie the weights themselves get no gradient."""
     found = []
     for layout in ("forest", "trie"):
@@ -237,7 +234,7 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recom
         torch.testing.assert_close(found[1][name], gradient)
 
 
-def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(tmp_path: Path) -> None:
+def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(tmp_path):
     make_model(exact=False).save_pretrained(tmp_path / "base")
     first = small_learner(lr=0.05, lora_rank=2)
     first.update(play(0), entropy=0.0, update=0)
@@ -253,7 +250,7 @@ def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(tmp_
         Learner(load_model(folder), LearnOptions(lora_rank=3), start=folder)
 
 
-def test_the_reference_of_full_training_does_not_change() -> None:
+def test_the_reference_of_full_training_does_not_change():
     learner = Learner(make_model(), LearnOptions(lr=0.01, kl=0.1))
     rows = prepare(play(2))
     before = learner.logprobs(rows, reference=True)
@@ -263,7 +260,7 @@ def test_the_reference_of_full_training_does_not_change() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad):
     learner = small_learner(lr=0.01)
     before = weights_of(learner.module)
     metrics = learner.update([make_sample((1, 2), (3,), advantage=bad)], entropy=0.0, update=0)
@@ -276,9 +273,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad: float) -> Non
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
-def test_a_stopped_and_resumed_run_gives_identical_results(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_stopped_and_resumed_run_gives_identical_results(tmp_path, options):
     chosen = LearnOptions(lr=0.01, minibatches=2, kl=0.1, warmup=2, decay=0.5, **options)
     whole, first, second = (
         Learner(make_model(exact=False), chosen, seed=3, total_updates=6) for _ in range(3)
@@ -295,7 +290,7 @@ def test_a_stopped_and_resumed_run_gives_identical_results(
     assert same(weights_of(second.module), weights_of(whole.module))
 
 
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
     path = small_learner(lora_rank=2).save(tmp_path, update=0, state={})
     message = r"holds adapters whose shapes differ from this run's: .*learn\.lora_rank"
     for options in ({}, {"lora_rank": 3}):
@@ -303,7 +298,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
             small_learner(**options).load(path)
 
 
-def test_float32_masters_keep_steps_below_half_precision(tmp_path: Path) -> None:
+def test_float32_masters_keep_steps_below_half_precision(tmp_path):
     """bfloat16 cannot show steps of 1e-5 on weights near 0.3; the float32 masters keep them."""
     learner = Learner(make_model(exact=False).to(torch.bfloat16), LearnOptions(lr=1e-5))
     before = weights_of(learner.module)
@@ -320,7 +315,7 @@ def test_float32_masters_keep_steps_below_half_precision(tmp_path: Path) -> None
     assert torch.equal(fresh._masters[name], learner._masters[name])
 
 
-def test_the_attention_of_the_module_is_restored() -> None:
+def test_the_attention_of_the_module_is_restored():
     model = make_model()
     model.config._attn_implementation = "eager"
     Learner(model, LearnOptions()).update(play(0), entropy=0.0, update=0)
@@ -334,7 +329,7 @@ def owners_of(lots: list[list[Row]], *names: str) -> list[set[tuple[int, ...]]]:
     ]
 
 
-def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
+def test_minibatches_keep_groups_whole_if_there_are_enough():
     rows = prepare(play(0, metas=10))  # five groups of two
     lots = split_by_unit(rows, 2, 5, Ranks())
     assert sorted(map(len, owners_of(lots, "group"))) == [2, 3]
@@ -342,7 +337,7 @@ def test_minibatches_keep_groups_whole_if_there_are_enough() -> None:
     assert sorted(row.offset for lot in lots for row in lot) == [row.offset for row in rows]
 
 
-def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_seed() -> None:
+def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_seed():
     rows = prepare(play(0, metas=7))  # four groups
     lots = split_by_unit(rows, 5, 5, Ranks())
     owners = owners_of(lots, "group", "member")
@@ -357,7 +352,7 @@ def test_minibatches_of_few_groups_keep_meta_episodes_whole_and_depend_on_the_se
     assert cut_by_rows(rows, 3, 6, Ranks()) != parts
 
 
-def test_every_update_draws_other_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_update_draws_other_minibatches(monkeypatch):
     learner, seeds = small_learner(lr=0.01, minibatches=2, epochs=2), list[int]()
     minibatches = learner._minibatches
 

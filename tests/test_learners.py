@@ -225,7 +225,7 @@ def ceilings(words):
     return CliRunner().invoke(app, ["ceilings", "mastermind", *words.split()])
 
 
-def test_an_option_of_the_environment_may_be_written_with_hyphens() -> None:
+def test_an_option_of_the_environment_may_be_written_with_hyphens():
     told = ceilings("--max-turns 3 --json").output
     assert told == ceilings("--environments.max_turns=3 --json").output
     assert "final" in told

@@ -69,9 +69,7 @@ def new_folder(path: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
-def test_trackers_get_config_and_figures(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackers_get_config_and_figures(name, tmp_path, monkeypatch):
     tracker, warnings = FakeTracker(name), list[str]()
     monkeypatch.setitem(sys.modules, name, tracker)
     monkeypatch.setenv("WANDB_PROJECT", "poker")
@@ -95,8 +93,8 @@ def test_trackers_get_config_and_figures(
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
 def test_the_real_packages_log_offline_and_keep_the_runs_of_a_process_apart(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, tmp_path, monkeypatch
+):
     """Figures, options and the user's own settings are read back from the files of the package."""
     monkeypatch.chdir(tmp_path)
     for variable, value in {
@@ -186,9 +184,7 @@ def read_mlflow(place: Path) -> Found:
 
 
 @pytest.mark.e2e
-def test_a_failing_logger_is_reported_once_and_the_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_logger_is_reported_once_and_the_run_continues(tmp_path, monkeypatch):
     """One fails at its start, one at an update, and one cannot be imported."""
     monkeypatch.setitem(sys.modules, "wandb", FakeTracker("wandb", "init"))
     monkeypatch.setitem(sys.modules, "trackio", FakeTracker("trackio", "log"))
@@ -204,9 +200,7 @@ def test_a_failing_logger_is_reported_once_and_the_run_continues(
 
 
 @pytest.mark.parametrize("name", ["csv", "tensorboard"])
-def test_a_file_equals_the_metrics_during_a_run_and_after_a_resume(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_equals_the_metrics_during_a_run_and_after_a_resume(name, tmp_path):
     read = read_csv if name == "csv" else read_events
     folder = new_folder(tmp_path / "run")
     (logger,) = make_loggers([name], pytest.fail)
@@ -240,11 +234,7 @@ def read_events(folder: RunFolder, name: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.e2e
-def test_events_of_a_report_equal_the_metrics_and_the_evaluations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    empty = {"png": b"", "svg": b""}
-    monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: empty)
+def test_events_of_a_report_equal_the_metrics_and_the_evaluations(tmp_path, no_pictures):
     folder = make_run(tmp_path / "demo-1", TABLES)
     write_report(folder)
     for name in ("score_3", "action_entropy", "episodes"):
@@ -259,7 +249,7 @@ def test_events_of_a_report_equal_the_metrics_and_the_evaluations(
     assert [step for step, _ in read_events(folder, "final_test/score_3")] == [0, 30]
 
 
-def test_loggers_are_words_with_commas_and_an_unknown_one_is_refused() -> None:
+def test_loggers_are_words_with_commas_and_an_unknown_one_is_refused():
     chosen = load_recipe("kuhn_poker", ["--run.loggers=wandb,csv"])
     assert chosen.run.loggers == ("wandb", "csv")
     with pytest.raises(ConfigError, match=r"run\.loggers"):

@@ -8,14 +8,7 @@ import torch
 from learn_toys import make_sample
 
 from mage.config.sections import LearnOptions
-from mage.learn.loss import (
-    Scores,
-    Sums,
-    add_up,
-    low_variance_kl,
-    policy_loss,
-    policy_objective,
-)
+from mage.learn.loss import Scores, Sums, add_up, low_variance_kl, policy_loss, policy_objective
 from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
 from mage.learn.token_logprobs import LOGITS_AT_ONCE, choice_entropies, token_logprobs
@@ -61,9 +54,7 @@ def loss_of(
         (1.5, 0.0, 0.0, False),
     ],
 )
-def test_the_clip_in_each_of_its_branches(
-    ratio: float, advantage: float, objective: float, cut: bool
-) -> None:
+def test_the_clip_in_each_of_its_branches(ratio, advantage, objective, cut):
     r = torch.tensor([ratio], dtype=torch.float64, requires_grad=True)
     found, was_cut = policy_objective(
         r, torch.tensor([advantage], dtype=torch.float64), LearnOptions()
@@ -75,13 +66,13 @@ def test_the_clip_in_each_of_its_branches(
     assert r.grad.item() == pytest.approx(0.0 if cut else advantage), "what is cut has no gradient"
 
 
-def test_the_dual_clip_can_be_off() -> None:
+def test_the_dual_clip_can_be_off():
     ratio, advantages = torch.tensor([2.0, 0.5, 9.0]), torch.tensor([1.0, -1.0, -1.0])
     found, _ = policy_objective(ratio, advantages, LearnOptions(clip=0.2, dual_clip=None))
     assert found.tolist() == pytest.approx([1.2, -0.8, -9.0])
 
 
-def test_the_policy_loss_is_a_mean_over_all_reply_tokens() -> None:
+def test_the_policy_loss_is_a_mean_over_all_reply_tokens():
     """Ratios 1, 1.1 with A = 2 and ratio 1 with A = -1: -(2 + 2.2 - 1) / 3."""
     replies = replies_of(
         make_sample((1,), (2, 3), advantage=2.0, old_logprobs=(-1.0, -1.0)),
@@ -95,7 +86,7 @@ def test_the_policy_loss_is_a_mean_over_all_reply_tokens() -> None:
     assert sums.clipped == 0
 
 
-def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
+def test_the_kl_is_e_to_the_d_minus_d_minus_one():
     """Reference twice as likely: d = ln 2, so 2 - ln 2 - 1; half as likely: 0.5 + ln 2 - 1."""
     reference = torch.tensor([-1.0 + LN2, -1.0 - LN2, -1.0])
     found = low_variance_kl(torch.tensor([-1.0, -1.0, -1.0]), reference)
@@ -107,7 +98,7 @@ def test_the_kl_is_e_to_the_d_minus_d_minus_one() -> None:
     assert sums.kl == pytest.approx(1 - LN2)
 
 
-def test_the_bonus_counts_choices_and_nothing_else() -> None:
+def test_the_bonus_counts_choices_and_nothing_else():
     """Two choices with entropies 0.25 and 0.5, and a reflection: 0.4 x 0.75 over 5 reply tokens."""
     replies = replies_of(
         make_sample((1,), (2, 3, 4), advantage=0.0, choices=((1, (3, 5)), (2, (4, 6)))),
@@ -121,7 +112,7 @@ def test_the_bonus_counts_choices_and_nothing_else() -> None:
     assert (sums.plays, sums.reflection_tokens) == (1, 2)
 
 
-def test_the_entropy_among_legal_moves_worked_by_hand() -> None:
+def test_the_entropy_among_legal_moves_worked_by_hand():
     """Logits 0, ln 9, 99 at temperature 2: among the first two, probabilities 1/4 and 3/4."""
     head = torch.nn.Linear(1, 3, dtype=torch.float64)
     head.weight.data = torch.tensor([[0.0], [math.log(9)], [90.0]], dtype=torch.float64)
@@ -138,7 +129,7 @@ def test_the_entropy_among_legal_moves_worked_by_hand() -> None:
     assert choice_entropies(hidden, head, replies.choice_tokens, temperature=1.0).sum().item() == 0
 
 
-def test_an_extreme_ratio_gives_a_finite_gradient() -> None:
+def test_an_extreme_ratio_gives_a_finite_gradient():
     replies = replies_of(make_sample((1,), (2, 3), advantage=-1.0, old_logprobs=(-900.0, -0.0)))
     logprobs = torch.tensor([-0.1, -900.0], dtype=torch.float64, requires_grad=True)
     scores, options = Scores(logprobs, torch.zeros(2), torch.zeros(0)), LearnOptions(kl=1.0)
@@ -148,7 +139,7 @@ def test_an_extreme_ratio_gives_a_finite_gradient() -> None:
     assert torch.isfinite(logprobs.grad).all()
 
 
-def test_logprobs_and_entropy_at_a_temperature_worked_by_hand() -> None:
+def test_logprobs_and_entropy_at_a_temperature_worked_by_hand():
     """Logits 0 and ln 9 at temperature 2 are 0 and ln 3: probabilities 1/4 and 3/4."""
     head, hidden = torch.nn.Linear(1, 2, bias=False, dtype=torch.float64), torch.ones(2, 1).double()
     head.weight.data = torch.tensor([[0.0], [math.log(9)]], dtype=torch.float64)
@@ -157,7 +148,7 @@ def test_logprobs_and_entropy_at_a_temperature_worked_by_hand() -> None:
     assert entropies.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)] * 2)
 
 
-def test_sums_of_micro_batches_add_up_and_keep_the_largest_ratio() -> None:
+def test_sums_of_micro_batches_add_up_and_keep_the_largest_ratio():
     replies, values = replies_of(make_sample((1, 2), (3,))), torch.tensor([-1.0]).double()
     scores = [Scores(values - shift, values, values) for shift in (0.0, 0.5)]
     readings = [
@@ -171,9 +162,7 @@ def test_sums_of_micro_batches_add_up_and_keep_the_largest_ratio() -> None:
 
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("at_once", [10_000, 18])
-def test_values_and_gradients_of_tokens_are_exact_also_in_pieces(
-    at_once: int, learns: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_and_gradients_of_tokens_are_exact_also_in_pieces(at_once, learns, monkeypatch):
     """`at_once = 18` computes logits in pieces, with the gradient that is used on a GPU."""
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 9, dtype=torch.float64)
@@ -189,7 +178,7 @@ def test_values_and_gradients_of_tokens_are_exact_also_in_pieces(
         torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
 
 
-def test_the_token_entropy_lowers_the_loss_by_its_mean() -> None:
+def test_the_token_entropy_lowers_the_loss_by_its_mean():
     replies = replies_of(make_sample((1,), (2, 3)))
     scores = Scores(torch.zeros(2), torch.tensor([1.0, 3.0]), torch.zeros(0))
     losses = [
