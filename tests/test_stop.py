@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import signal_in_update, start_mage, start_torchrun, wait
@@ -91,6 +92,13 @@ def start(
     return start_mage(words, place, place / f"{name}.log", ranks=ranks, prepare=prepare)
 
 
+def torchrun(place: Path, name: str, *more: str, **how: Any) -> tuple[BaseProcess, Path]:
+    """A run of two ranks below torchrun, and its log."""
+    (place / "tiny.toml").write_text(RECIPE)
+    words, log = ["train", "tiny.toml", f"--run.name={name}", *more], place / "log"
+    return start_torchrun(words, place, log, **how), log
+
+
 def wait_until(condition: Callable[[], bool], runs: Callable[[], bool]) -> None:
     while not condition():
         assert runs(), "the run must not end before"
@@ -137,9 +145,7 @@ def die_twice() -> None:
 def test_torchrun_restarts_after_killed_ranks_and_equals_workers(
     tmp_path: Path, whole: RunFolder
 ) -> None:
-    (tmp_path / "tiny.toml").write_text(RECIPE)
-    words, log = ["train", "tiny.toml", "--run.name=killed", *TWO], tmp_path / "log"
-    process = start_torchrun(words, tmp_path, log, restarts=2, prepare=die_twice)
+    process, log = torchrun(tmp_path, "killed", *TWO, restarts=2, prepare=die_twice)
     assert wait(process) == 0, log.read_text()
     assert all_end(pids_of(tmp_path))
     run = RunFolder.open(tmp_path / "runs" / "killed")
@@ -151,9 +157,7 @@ def test_torchrun_restarts_after_killed_ranks_and_equals_workers(
 
 
 def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(RECIPE)
-    words = ["train", "tiny.toml", "--run.name=long", "--run.updates=100000"]
-    process = start_torchrun(words, tmp_path, tmp_path / "log")
+    process, log = torchrun(tmp_path, "long", "--run.updates=100000")
     try:
         wait_until(lambda: updates(tmp_path, "long") >= 1, process.is_alive)
         ranks = [int(path.name.split("-")[2]) for path in tmp_path.glob("rank-*")]
@@ -163,9 +167,8 @@ def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
         process.kill()  # its ranks end with it
     assert all_end(ranks)
     assert [path.read_text() for path in sorted(tmp_path.glob("rank-*"))] == ["130", "0"]
-    log = (tmp_path / "log").read_text()
-    assert log.count("Stopped. The run is saved.") == 1
-    assert "mage: " not in log
+    assert log.read_text().count("Stopped. The run is saved.") == 1
+    assert "mage: " not in log.read_text()
 
 
 def lose_torchrun() -> None:
@@ -198,10 +201,8 @@ def lose_torchrun_in_update_2() -> None:
 
 def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     """With two slots the ranks take members from a queue, which ended with torchrun."""
-    (tmp_path / "tiny.toml").write_text(RECIPE)
-    long = ("--run.name=long", "--run.updates=100000", "--engines.slots=2")
-    words, log = ["train", "tiny.toml", *long], tmp_path / "log"
-    process = start_torchrun(words, tmp_path, log, prepare=lose_torchrun_in_update_2)
+    more = ("--run.updates=100000", "--engines.slots=2")
+    process, log = torchrun(tmp_path, "long", *more, prepare=lose_torchrun_in_update_2)
     while len(ended := [one for one in tmp_path.glob("rank-*") if one.read_text()]) < 2:
         time.sleep(0.1)
     for one in ended:  # a forked rank waits for torchrun after its end

@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def address(runs: Path) -> Iterator[str]:
+@contextmanager
+def serving(runs: Path) -> Iterator[str]:
+    """The address of a server."""
     server = Server(Library([runs]))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    yield server.address
-    server.stop()
-    thread.join()
+    try:
+        yield server.address
+    finally:
+        server.stop()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path) -> Iterator[str]:
+    with serving(runs) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +164,6 @@ def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Pa
     assert page.title == "one · MAGE"
 
 
-def test_the_recipe_is_shown(visit: Any) -> None:
-    assert "[advantages]" in body(visit("#/run/one/recipe", "Resolved recipe"))
-
-
 def test_filters_of_the_meta_episodes_filter(visit: Any, runs: Path) -> None:
     page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
     metas = RunFolder.open(runs / "one").read_episodes_of("after_test")
@@ -227,7 +233,8 @@ def test_keys_move_and_open(visit: Any) -> None:
     wait_for(page, "previous, next meta-episode")
 
 
-def test_an_unknown_page_says_so(visit: Any) -> None:
+def test_the_recipe_is_shown_and_an_unknown_page_says_so(visit: Any) -> None:
+    assert "[advantages]" in body(visit("#/run/one/recipe", "Resolved recipe"))
     visit("#/nothing", "There is no page nothing.")
 
 
@@ -236,18 +243,12 @@ def test_an_unknown_page_says_so(visit: Any) -> None:
 
 def test_a_thousand_meta_episodes_are_listed_in_parts(browser: Any, tmp_path: Path) -> None:
     store_many(make_run(tmp_path / "large"), 5, 1_000)
-    server = Server(Library([tmp_path]))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
+    with serving(tmp_path) as address:
         browser.get("about:blank")
-        browser.get(f"{server.address}#/run/large/episodes")
+        browser.get(f"{address}#/run/large/episodes")
         wait_for(browser, "1,036 of 1,036 meta-episodes")
         assert len(browser.find_elements("css selector", ".vrow")) < 120, "only visible rows"
         wait_for(browser, "after training")
-    finally:
-        server.stop()
-        thread.join()
 
 
 # --- Static copies
@@ -318,18 +319,12 @@ def test_a_table_shows_its_pictures_and_quotes(visit: Any, tmp_path: Path, width
 def test_the_page_follows_an_active_run(browser: Any, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "live")
     (folder.path / "summary.json").unlink()
-    server = Server(Library([tmp_path]))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
+    with serving(tmp_path) as address:
         browser.get("about:blank")
-        browser.get(f"{server.address}#/run/live")
+        browser.get(f"{address}#/run/live")
         wait_for(browser, "running")
         folder.append_metrics({"update": 7, "episodes": 36, "score_1": 0.1})
         wait_for(browser, "7 of 6 updates")
-    finally:
-        server.stop()
-        thread.join()
 
 
 def test_the_exact_prompt_is_shown_on_demand(visit: Any, runs: Path) -> None:
