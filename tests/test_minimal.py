@@ -21,7 +21,7 @@ PATH = Path(__file__).parent.parent / "examples" / "minimal.py"
 
 
 @pytest.fixture(scope="module")
-def minimal() -> ModuleType:
+def minimal():
     spec = importlib.util.spec_from_file_location("minimal_example", PATH)
     assert spec is not None
     assert spec.loader is not None
@@ -57,14 +57,14 @@ def minimal_returns(minimal: ModuleType, meta: MetaEpisode) -> list[list[float]]
     return found
 
 
-def test_returns_are_those_of_the_package(minimal: ModuleType) -> None:
+def test_returns_are_those_of_the_package(minimal):
     rng = random.Random(1)
     for meta in (meta for _ in range(50) for meta in random_group(rng)):
         ours = [value for own in minimal_returns(minimal, meta) for value in own]
         assert ours == pytest.approx([item.value for item in compute_returns(meta)], abs=1e-9)
 
 
-def test_advantages_are_those_of_the_default_estimator_of_the_package(minimal: ModuleType) -> None:
+def test_advantages_are_those_of_the_default_estimator_of_the_package(minimal):
     rng = random.Random(2)
     for _ in range(100):
         group = random_group(rng)
@@ -80,7 +80,7 @@ def test_advantages_are_those_of_the_default_estimator_of_the_package(minimal: M
         )
 
 
-def test_credit_of_played_games_keeps_groups_apart_and_in_order(minimal: ModuleType) -> None:
+def test_credit_of_played_games_keeps_groups_apart_and_in_order(minimal):
     """Two groups of eight. Only member 3 of group 1 differs from its group: it wins episode 2."""
     points = torch.zeros(16, minimal.EPISODES, minimal.THROWS)
     points[11, 1, 2] = 1.0
@@ -97,7 +97,7 @@ def test_credit_of_played_games_keeps_groups_apart_and_in_order(minimal: ModuleT
     assert advantages[11, 1, 2].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_objective_is_that_of_the_package(minimal: ModuleType) -> None:
+def test_the_objective_is_that_of_the_package(minimal):
     generator = torch.Generator().manual_seed(1)
     ratio = torch.rand(1000, generator=generator, dtype=torch.float64) * 6
     advantages = torch.randn(1000, generator=generator, dtype=torch.float64)
@@ -105,17 +105,17 @@ def test_the_objective_is_that_of_the_package(minimal: ModuleType) -> None:
     assert torch.allclose(minimal.policy_objective(ratio, advantages), theirs, atol=1e-12)
 
 
-def test_the_best_learner_is_that_of_the_method(minimal: ModuleType) -> None:
+def test_the_best_learner_is_that_of_the_method(minimal):
     """The exact figures of `mage train demo`, to the three digits that are published."""
     assert minimal.best_learner() == pytest.approx([0.286, 0.489, 0.523], abs=5e-4)
 
 
-def test_the_file_does_not_import_the_package() -> None:
+def test_the_file_does_not_import_the_package():
     assert not re.search(r"^\s*(import|from) mage\b", PATH.read_text(), re.MULTILINE)
 
 
 @pytest.mark.e2e
-def test_a_short_training_learns_to_use_the_memory(minimal: ModuleType) -> None:
+def test_a_short_training_learns_to_use_the_memory(minimal):
     """Above the best policy without memory by three standard errors (.008 a throw)."""
     with torch.random.fork_rng():
         torch.manual_seed(1)

@@ -1,7 +1,6 @@
 """Several worlds in one training: shares, panels, figures by world, and equality with one world."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,7 +78,7 @@ def never() -> bool:
         ({"doors": {"share": 1, "arms": 1}}, "doors.arms = 1: arms = 1: a search needs 2 to 100"),
     ],
 )
-def test_wrong_worlds_are_one_message(worlds: dict[str, Any], message: str) -> None:
+def test_wrong_worlds_are_one_message(worlds, message):
     with pytest.raises(ConfigError) as error:
         make(worlds)
     (line,) = str(error.value).splitlines()
@@ -89,12 +88,12 @@ def test_wrong_worlds_are_one_message(worlds: dict[str, Any], message: str) -> N
     )
 
 
-def test_an_option_of_a_world_does_not_belong_to_the_mix() -> None:
+def test_an_option_of_a_world_does_not_belong_to_the_mix():
     with pytest.raises(ConfigError, match=r"restart.*write it below environments\.worlds\.NAME"):
         build_recipe({"environments": {"name": "mix", "restart": "same"}})
 
 
-def test_every_game_needs_an_opponent_that_plays_it() -> None:
+def test_every_game_needs_an_opponent_that_plays_it():
     with pytest.raises(ConfigError, match="none of them plays kuhn_poker; opponents for kuhn_p"):
         make(THREE, {"dirichlet-0.5": 1.0})
     with pytest.raises(ConfigError, match="pattern does not play kuhn_poker; opponents for kuhn"):
@@ -103,7 +102,7 @@ def test_every_game_needs_an_opponent_that_plays_it() -> None:
         make(THREE, {})
 
 
-def test_a_stored_recipe_gives_the_same_worlds() -> None:
+def test_a_stored_recipe_gives_the_same_worlds():
     recipe = make(THREE)
     again = build_recipe(recipe.tables())
     assert again == recipe
@@ -112,7 +111,7 @@ def test_a_stored_recipe_gives_the_same_worlds() -> None:
     assert "restart" not in recipe.tables()["environments"]
 
 
-def test_the_shipped_recipe_mixes_four_worlds() -> None:
+def test_the_shipped_recipe_mixes_four_worlds():
     worlds = load_recipe("mix_small").environment().inside()
     assert worlds.keys() == {*THREE, "bandit"}
 
@@ -120,14 +119,14 @@ def test_the_shipped_recipe_mixes_four_worlds() -> None:
 # --- Tasks and panels
 
 
-def test_the_agent_of_a_mix_can_be_evaluated_in_a_world_without_opponents() -> None:
+def test_the_agent_of_a_mix_can_be_evaluated_in_a_world_without_opponents():
     options = ["--environments.name=mastermind"]
     with pytest.raises(ConfigError, match=r"use --opponents\.train= with an empty value"):
         load_recipe("qwen_mix", options)
     assert load_recipe("qwen_mix", [*options, "--opponents.train="]).opponents.train == {}
 
 
-def test_groups_are_drawn_from_all_worlds_in_their_shares() -> None:
+def test_groups_are_drawn_from_all_worlds_in_their_shares():
     recipe = make(THREE, play={"groups": 20})
     tasks = [task for update in range(5) for row in draw_tasks(recipe, update) for task in row]
     assert Counter(task.environment for task in tasks) == {
@@ -142,12 +141,12 @@ def test_groups_are_drawn_from_all_worlds_in_their_shares() -> None:
     assert played["aggressive"] / 60 == pytest.approx(0.75, abs=0.1)
 
 
-def test_mixed_groups_stay_in_one_world() -> None:
+def test_mixed_groups_stay_in_one_world():
     for row in draw_tasks(make(THREE, play={"groups": 10, "grouping": "mixed"}), 0):
         assert len({task.environment for task in row}) == 1
 
 
-def test_a_panel_holds_the_panel_of_every_world() -> None:
+def test_a_panel_holds_the_panel_of_every_world():
     recipe = make(THREE, evaluate={"size": 10, "final_size": 20})
     tasks = recipe_panel(recipe, "test", "final")
     counts = Counter(task.environment for task in tasks)
@@ -160,14 +159,14 @@ def test_a_panel_holds_the_panel_of_every_world() -> None:
         recipe_panel(recipe, "test", "final", 2)
 
 
-def test_memories_are_swapped_within_a_world() -> None:
+def test_memories_are_swapped_within_a_world():
     recipe = make(THREE, evaluate={"final_size": 60})
     tasks = recipe_panel(recipe, "test", "final")
     for task, other in zip(tasks, partners(recipe.environment(), tasks), strict=True):
         assert tasks[other].environment == task.environment
 
 
-def test_what_needs_one_world_says_so() -> None:
+def test_what_needs_one_world_says_so():
     mix = make(THREE).environment()
     with pytest.raises(UserError, match=r"one world only.*--environments\.name=doors"):
         mix.start(0)
@@ -175,7 +174,7 @@ def test_what_needs_one_world_says_so() -> None:
     assert alone.start(3).observe(0) == Doors().start(3).observe(0)
 
 
-def test_a_frozen_copy_plays_the_world_of_the_task() -> None:
+def test_a_frozen_copy_plays_the_world_of_the_task():
     copy = FrozenAgent(agent=None, environment=make(THREE).environment())
     found = copy.in_world_of(Task("kuhn_poker", 0, 0, "league", "train"))
     assert isinstance(found, FrozenAgent)
@@ -185,7 +184,7 @@ def test_a_frozen_copy_plays_the_world_of_the_task() -> None:
     assert PlaySetup(KuhnPoker(), None, None, rivals={"league": found}).meet(task) is found  # type: ignore[arg-type]
 
 
-def test_the_contract_of_every_world_is_checked(tmp_path: Path) -> None:
+def test_the_contract_of_every_world_is_checked(tmp_path):
     mix = Mix(worlds=THREE)
     assert check(mix, 5) == []
     assert golden(mix).count("## game 0") == 3
@@ -197,7 +196,7 @@ def test_the_contract_of_every_world_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_share_of_one_equals_the_training_of_that_world(tmp_path: Path) -> None:
+def test_a_share_of_one_equals_the_training_of_that_world(tmp_path):
     pool = {"conservative": 0.25, "aggressive": 0.75}
     mixed = make({"kuhn_poker": {"share": 1.0, "reward_scale": 2.0}}, pool)
     alone = mixed.in_world("kuhn_poker")
@@ -215,14 +214,14 @@ def test_a_share_of_one_equals_the_training_of_that_world(tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 @end_to_end
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def whole(tmp_path_factory):
     folder = RunFolder.create(tmp_path_factory.mktemp("mix") / "run", make(THREE))
     train(folder.path, Callback(), never)
     return folder
 
 
 @pytest.mark.e2e
-def test_figures_are_given_for_every_world(whole: RunFolder) -> None:
+def test_figures_are_given_for_every_world(whole):
     assert {f"{name}_score_2" for name in THREE} <= set(whole.metrics()[-1])
     results = read_run_results(whole)
     found = results.finals["after", "test"]
@@ -243,7 +242,7 @@ def test_figures_are_given_for_every_world(whole: RunFolder) -> None:
 
 
 @pytest.mark.e2e
-def test_viewer_and_report_show_every_world(whole: RunFolder) -> None:
+def test_viewer_and_report_show_every_world(whole):
     (panel,) = describe_run(whole)["panels"]
     assert [one["world"] for one in panel["worlds"]] == list(THREE)
     assert panel["worlds"][1]["stages"][0]["overall"]["tasks"] == 2
@@ -256,7 +255,7 @@ def test_viewer_and_report_show_every_world(whole: RunFolder) -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_plays_one_of_its_worlds(whole: RunFolder) -> None:
+def test_a_run_plays_one_of_its_worlds(whole):
     found = find_player("kuhn_poker", KuhnPoker(), (), whole.path, None)
     recipe = found.components.recipe
     assert recipe.environments.name == "kuhn_poker"

@@ -29,7 +29,7 @@ HUGE = 2**62
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     shutil.copytree(EMBEDDED, tmp_path / "model")
     return tmp_path / "model"
 
@@ -51,7 +51,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), span: Any = (0, 8)) -> dict[str
 # --- Weights --------------------------------------------------------------------------------------
 
 
-def test_the_header_of_a_sound_file_is_read(tmp_path: Path) -> None:
+def test_the_header_of_a_sound_file_is_read(tmp_path):
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(2).bfloat16()}, tmp_path / "w")
     assert read_tensors(tmp_path / "w") == {"a": ("F32", (3, 5)), "b": ("BF16", (2,))}
 
@@ -67,13 +67,13 @@ NO_HEADS = [b"", bytes(7), struct.pack("<Q", HUGE) + b"{}"]
 @pytest.mark.parametrize(
     "data", [*(with_length(head) + bytes(8) for head in HEADS), *NO_HEADS], ids=range(13)
 )
-def test_a_damaged_header_is_one_message(data: bytes, tmp_path: Path) -> None:
+def test_a_damaged_header_is_one_message(data, tmp_path):
     (tmp_path / "w").write_bytes(data)
     with pytest.raises(ValueError, match="is damaged: "):
         read_tensors(tmp_path / "w")
 
 
-def test_weights_in_pickle_format_are_never_read(folder: Path) -> None:
+def test_weights_in_pickle_format_are_never_read(folder):
     (folder / "model.safetensors").unlink()
 
     class Bomb:
@@ -109,8 +109,8 @@ def test_weights_in_pickle_format_are_never_read(folder: Path) -> None:
     ],
 )
 def test_a_config_that_is_larger_than_its_weights_is_refused_before_the_model_is_built(
-    fields: dict[str, Any], words: str, folder: Path
-) -> None:
+    fields, words, folder
+):
     change(folder / "config.json", **fields)
     with pytest.raises(ValueError, match=words):
         check_folder(folder)
@@ -118,7 +118,7 @@ def test_a_config_that_is_larger_than_its_weights_is_refused_before_the_model_is
         load_model(folder, "float32", "cpu")
 
 
-def test_missing_and_mismatched_weights_are_not_replaced_by_random_ones(folder: Path) -> None:
+def test_missing_and_mismatched_weights_are_not_replaced_by_random_ones(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     name = next(key for key in tensors if key.endswith("mlp.up_proj.weight"))
@@ -129,7 +129,7 @@ def test_missing_and_mismatched_weights_are_not_replaced_by_random_ones(folder: 
 
 
 @pytest.mark.parametrize("kind", ["llama", "made_up"])
-def test_code_in_a_model_folder_is_never_run(kind: str, folder: Path) -> None:
+def test_code_in_a_model_folder_is_never_run(kind, folder):
     mark = folder / "executed"
     (folder / "code.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Model: pass\n")
     auto = {"AutoConfig": "code.Model", "AutoModelForCausalLM": "code.Model"}
@@ -142,7 +142,7 @@ def test_code_in_a_model_folder_is_never_run(kind: str, folder: Path) -> None:
     assert not mark.exists()
 
 
-def test_the_attention_that_a_config_names_is_not_used(folder: Path) -> None:
+def test_the_attention_that_a_config_names_is_not_used(folder):
     change(folder / "config.json", _attn_implementation="someone/kernel", attn_implementation="x/y")
     assert load_model(folder, "float32", "cpu").config._attn_implementation == "sdpa"
 
@@ -155,9 +155,7 @@ def test_the_attention_that_a_config_names_is_not_used(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_an_index_may_name_only_weights_of_its_own_folder(
-    places: Any, folder: Path, tmp_path: Path
-) -> None:
+def test_an_index_may_name_only_weights_of_its_own_folder(places, folder, tmp_path):
     (tmp_path / "secret.safetensors").write_bytes(b"secret")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     (tmp_path / "out").mkdir()
@@ -167,15 +165,13 @@ def test_an_index_may_name_only_weights_of_its_own_folder(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", "[" * 100_000, "\xff", '{"a": NaN'])
-def test_a_file_that_is_not_a_json_object_is_one_message(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_json_object_is_one_message(text, tmp_path):
     (tmp_path / "a.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match=r"a\.json (is not valid JSON|must hold a JSON object)"):
         read_object(tmp_path / "a.json")
 
 
-def test_a_damaged_model_is_listed_with_the_reason(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_model_is_listed_with_the_reason(folder, monkeypatch):
     monkeypatch.setenv("MAGE_MODELS", str(folder.parent))
     (folder / "model.safetensors").write_bytes(with_length(b"no json"))
     (found,) = list_models()
@@ -202,13 +198,13 @@ UNREADABLE = ("", "{", "null", "{}", '{"model": {"type": "BPE"}}', "[" * 100_000
         ("generation_config.json", '{"eos_token_id": 1e99}', "is not a token id"),
     ],
 )
-def test_a_damaged_tokenizer_is_one_message(name: str, text: str, words: str, folder: Path) -> None:
+def test_a_damaged_tokenizer_is_one_message(name, text, words, folder):
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=words):
         Chat.load(folder)
 
 
-def test_special_tokens_of_a_wrong_type_are_ignored(folder: Path) -> None:
+def test_special_tokens_of_a_wrong_type_are_ignored(folder):
     change(folder / "tokenizer_config.json", bos_token=7, unk_token={"text": "x"}, pad_token=[1])
     assert Chat.load(folder).first("a", "b") == Chat.load(EMBEDDED).first("a", "b")
 
@@ -228,13 +224,13 @@ def test_special_tokens_of_a_wrong_type_are_ignored(folder: Path) -> None:
         "{{ 1 }}" * 20_000,
     ],
 )
-def test_a_hostile_chat_template_is_refused(template: str, folder: Path) -> None:
+def test_a_hostile_chat_template_is_refused(template, folder):
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ValueError, match="chat template"):
         Chat.load(folder)
 
 
-def test_a_tokenizer_that_makes_texts_grow_is_refused(folder: Path) -> None:
+def test_a_tokenizer_that_makes_texts_grow_is_refused(folder):
     """Twice the length, thirty times: 1 GB for each letter."""
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     for part, steps in (("normalizer", "normalizers"), ("decoder", "decoders")):
@@ -253,9 +249,7 @@ def test_a_tokenizer_that_makes_texts_grow_is_refused(folder: Path) -> None:
         *({"layer_types": ["none"]}, {"layer_types": 3}),
     ],
 )
-def test_a_config_that_transformers_refuses_is_one_message(
-    fields: dict[str, Any], folder: Path
-) -> None:
+def test_a_config_that_transformers_refuses_is_one_message(fields, folder):
     change(folder / "config.json", **fields)
     with pytest.raises(UserError, match="cannot be loaded as a causal language model"):
         load_model(folder, "float32", "cpu")
@@ -266,9 +260,7 @@ def test_a_config_that_transformers_refuses_is_one_message(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["electra", "ctrl", "bert-generation", "gpt2"])
-def test_a_model_that_fails_in_the_engine_or_the_learner_is_one_message(
-    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_fails_in_the_engine_or_the_learner_is_one_message(kind, folder, monkeypatch):
     """The encoder fails in the engine; the others have layers that the learner cannot pack."""
     monkeypatch.chdir(folder.parent)
     words = read_object(folder / "config.json")["vocab_size"]
@@ -286,7 +278,7 @@ def test_a_model_that_fails_in_the_engine_or_the_learner_is_one_message(
 
 
 @pytest.fixture
-def adapters(tmp_path: Path) -> Path:
+def adapters(tmp_path):
     model = load_model(EMBEDDED, "float32", "cpu")
     masters = {}
     for name, layer in model.named_modules():
@@ -297,7 +289,7 @@ def adapters(tmp_path: Path) -> Path:
     return tmp_path / "adapters"
 
 
-def test_sound_adapters_are_merged(adapters: Path) -> None:
+def test_sound_adapters_are_merged(adapters):
     model = load_model(adapters, "float32", "cpu")
     before = load_model(EMBEDDED, "float32", "cpu").state_dict()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -313,24 +305,20 @@ def test_sound_adapters_are_merged(adapters: Path) -> None:
     ],
     ids=str,
 )
-def test_an_impossible_adapter_config_is_one_message(
-    fields: dict[str, Any], adapters: Path
-) -> None:
+def test_an_impossible_adapter_config_is_one_message(fields, adapters):
     change(adapters / "adapter_config.json", **fields)
     with pytest.raises(ValueError, match="is not the config of plain LoRA adapters"):
         merge_adapters(load_model(EMBEDDED, "float32", "cpu"), adapters)
 
 
 @pytest.mark.parametrize("base", [None, 7, "", ["embedded"]])
-def test_adapters_without_a_base_model_are_one_message(base: Any, adapters: Path) -> None:
+def test_adapters_without_a_base_model_are_one_message(base, adapters):
     change(adapters / "adapter_config.json", base_model_name_or_path=base)
     with pytest.raises(ValueError, match="has no base_model_name_or_path"):
         load_model(adapters, "float32", "cpu")
 
 
-def test_adapters_of_another_shape_are_refused_before_their_weights_are_read(
-    adapters: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_of_another_shape_are_refused_before_their_weights_are_read(adapters, monkeypatch):
     monkeypatch.setattr("mage.models.adapters.load_file", lambda path: pytest.fail("read"))
     change(adapters / "adapter_config.json", r=3)
     with pytest.raises(ValueError, match="do not match the linear layers"):

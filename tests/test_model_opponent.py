@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -31,14 +30,14 @@ WORLD = {"name": "kuhn_poker"}
 DEMO = load_recipe("kuhn_demo")
 
 
-def test_what_follows_the_first_dash_is_a_model() -> None:
+def test_what_follows_the_first_dash_is_a_model():
     assert find("model-embedded-rps").model_path() == "embedded-rps"
     assert find("random").model_path() == ""
     with pytest.raises(UserError, match="names no model: write model-NAME"):
         find("model")
 
 
-def test_a_model_that_is_not_there_is_named_before_training(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_named_before_training(tmp_path):
     recipe = tiny_recipe(WORLD, opponents={"train": {"model-nowhere": 1.0}})
     with pytest.raises(UserError, match="opponent model-nowhere: there is no folder"):
         mage.train(recipe, runs=tmp_path)
@@ -48,7 +47,7 @@ def test_a_model_that_is_not_there_is_named_before_training(tmp_path: Path) -> N
         mage.train(of_run, runs=tmp_path)
 
 
-def test_a_warm_up_and_other_trainers_play_without_the_model() -> None:
+def test_a_warm_up_and_other_trainers_play_without_the_model():
     recipe = tiny_recipe(WORLD, opponents={"train": {"model-embedded": 1.0, "aggressive": 1.0}})
     assert {task.opponent for row in draw_tasks(recipe, -1) for task in row} == {"aggressive"}
     with pytest.raises(UserError, match="does not play kuhn_poker outside of MAGE's own play"):
@@ -58,7 +57,7 @@ def test_a_warm_up_and_other_trainers_play_without_the_model() -> None:
     assert "--against agent --model NAME" in " ".join(result.output.split())
 
 
-def test_the_moves_are_replies_of_the_model() -> None:
+def test_the_moves_are_replies_of_the_model():
     """The embedded model knows the format of Kuhn poker, so its own moves are played."""
     recipe = tiny_recipe(WORLD, opponents=AGAINST, model={"path": "embedded-rps"})
     components = build_components(recipe)
@@ -74,7 +73,7 @@ def test_the_moves_are_replies_of_the_model() -> None:
     assert components.rival_sums()["opponent_illegal_rate"] == (0, 0), "counted anew"
 
 
-def test_a_plan_counts_the_model_in_the_other_seat() -> None:
+def test_a_plan_counts_the_model_in_the_other_seat():
     alone, against = (
         plan_memory(recipe, read_shape(find_model("embedded")), 8 * GB)
         for recipe in (
@@ -88,7 +87,7 @@ def test_a_plan_counts_the_model_in_the_other_seat() -> None:
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_meets_the_same_model(tmp_path: Path) -> None:
+def test_a_resumed_run_meets_the_same_model(tmp_path):
     """Changed weights of the opponent end a run that is resumed."""
     place = tmp_path / "rival"
     shutil.copytree(find_model("embedded"), place)

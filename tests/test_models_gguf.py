@@ -17,22 +17,14 @@ from mage.models.sources.gguf import write_gguf as convert
 from mage.models.sources.gguf_header import read_header
 from mage.models.sources.gguf_tokenizer import read_tokenizer
 from mage.models.sources.gguf_weights import default_dtype, read_weights
-from tests.models_toys import (
-    TOKENIZER,
-    TOKENS,
-    Tensor,
-    float32,
-    gguf_of,
-    tiny_model,
-    write_gguf,
-)
+from tests.models_toys import TOKENIZER, TOKENS, Tensor, float32, gguf_of, tiny_model, write_gguf
 
 Llama = tuple[Path, dict[str, Any], dict[str, Tensor]]
 Q4_1, Q8_0 = 3, 8  # number formats of GGUF
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Llama:
+def llama(tmp_path):
     return tmp_path / "tiny.gguf", *gguf_of(tiny_model("llama"))
 
 
@@ -47,7 +39,7 @@ def converted(path: Path, dtype: Any = None) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
-def test_a_model_computes_the_same_logits_after_conversion(kind: str, tmp_path: Path) -> None:
+def test_a_model_computes_the_same_logits_after_conversion(kind, tmp_path):
     before = tiny_model(kind)
     after = load_model(
         converted(write_gguf(tmp_path / "tiny.gguf", *gguf_of(before))), "float32", "cpu"
@@ -59,7 +51,7 @@ def test_a_model_computes_the_same_logits_after_conversion(kind: str, tmp_path: 
     assert set(after.state_dict()) == set(before.state_dict())
 
 
-def test_four_bit_blocks_are_dequantised_as_their_layout_says(llama: Llama) -> None:
+def test_four_bit_blocks_are_dequantised_as_their_layout_says(llama):
     """A block of Q4_1 has a scale d, a minimum m and 32 integers: d q + m.
 
     The low halves of the 16 bytes come first, then their high halves. SmolLM2 uses this format.
@@ -73,7 +65,7 @@ def test_four_bit_blocks_are_dequantised_as_their_layout_says(llama: Llama) -> N
     assert found.tolist() == [expected * 2] * 96
 
 
-def test_bfloat16_weights_are_rounded_to_the_nearest_number(llama: Llama) -> None:
+def test_bfloat16_weights_are_rounded_to_the_nearest_number(llama):
     folder = converted(write_gguf(*llama), "bfloat16")
     before = tiny_model("llama").state_dict()
     after = load_model(folder, "float32", "cpu").state_dict()
@@ -83,18 +75,14 @@ def test_bfloat16_weights_are_rounded_to_the_nearest_number(llama: Llama) -> Non
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_large_models_are_written_as_bfloat16(
-    llama: Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_are_written_as_bfloat16(llama, monkeypatch):
     header = read_header(write_gguf(*llama))
     assert default_dtype(header) == "float32"
     monkeypatch.setattr(gguf_weights, "_LARGE", 1000)
     assert default_dtype(header) == "bfloat16"
 
 
-def test_pieces_of_a_tensor_give_the_same_numbers(
-    llama: Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_tensor_give_the_same_numbers(llama, monkeypatch):
     header = read_header(write_gguf(*llama))
     whole = read_weights(header, "float32")
     monkeypatch.setattr(gguf_weights, "_VALUES_AT_ONCE", 100)
@@ -102,12 +90,12 @@ def test_pieces_of_a_tensor_give_the_same_numbers(
     assert all(torch.equal(pieces[name], tensor) for name, tensor in whole.items())
 
 
-def test_weights_have_the_permissions_of_the_config(llama: Llama) -> None:
+def test_weights_have_the_permissions_of_the_config(llama):
     folder = converted(write_gguf(*llama))
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
-def test_a_missing_package_is_one_message(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_message(llama, monkeypatch):
     monkeypatch.setattr(gguf, "_PACKAGES", ("gguf", "no_such_package_xyz"))
     with pytest.raises(ValueError, match="need the package no_such_package_xyz: pip install"):
         converted(write_gguf(*llama))
@@ -117,7 +105,7 @@ def test_a_missing_package_is_one_message(llama: Llama, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_keys_and_shapes_are_read_as_they_were_written(version: int, tmp_path: Path) -> None:
+def test_keys_and_shapes_are_read_as_they_were_written(version, tmp_path):
     keys = {
         "a.text": "grüße",
         "a.count": 7,
@@ -132,7 +120,7 @@ def test_keys_and_shapes_are_read_as_they_were_written(version: int, tmp_path: P
     assert header.shapes == {"one": (2, 3)}
 
 
-def test_a_truncated_file_is_refused_at_any_length(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_at_any_length(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", TOKENIZER, {"one": float32(np.ones((4, 32)))})
     whole = path.read_bytes()
     for length in (1, 3, 7, 23, 60, len(whole) // 2, len(whole) - 1):
@@ -182,7 +170,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("data", "words"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_a_damaged_header_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
+def test_a_damaged_header_is_refused(data, words, tmp_path):
     path = tmp_path / "a.gguf"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=words):
@@ -223,15 +211,15 @@ def change(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_model_that_is_not_supported_or_damaged_is_refused_before_weights_are_read(
-    changes: dict[str, Any], words: str, llama: Llama, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    changes, words, llama, monkeypatch
+):
     monkeypatch.setattr(gguf_weights, "write_weights", lambda *_: pytest.fail("weights were read"))
     path, metadata, tensors = llama
     with pytest.raises(ValueError, match=words):
         converted(write_gguf(path, change(metadata, **changes), tensors))
 
 
-def test_a_tensor_of_another_architecture_is_named(llama: Llama) -> None:
+def test_a_tensor_of_another_architecture_is_named(llama):
     path, metadata, tensors = llama
     more = tensors | {"blk.0.ffn_gate_exps.weight": float32([1.0])}
     with pytest.raises(ValueError, match=r"a tensor blk\.0\.ffn_gate_exps\.weight, which is not"):
@@ -261,13 +249,11 @@ def tokens_of(text: str, split: str) -> list[str]:
         ("default", "é\n", ["Ã", "©", "Ċ"]),
     ],
 )
-def test_text_is_split_into_words_before_merging(
-    split: str, text: str, expected: list[str]
-) -> None:
+def test_text_is_split_into_words_before_merging(split, text, expected):
     assert tokens_of(text, split) == expected
 
 
-def test_the_folder_renders_a_chat_and_knows_its_end_token(llama: Llama) -> None:
+def test_the_folder_renders_a_chat_and_knows_its_end_token(llama):
     chat = Chat.load(converted(write_gguf(*llama)))
     assert chat.end_ids == (TOKENS.index("<|im_end|>"),)
     ids = chat.first("a", "b") + chat.encode("c") + chat.next("d")
@@ -278,7 +264,7 @@ def test_the_folder_renders_a_chat_and_knows_its_end_token(llama: Llama) -> None
     )
 
 
-def test_a_reply_may_end_with_another_token_than_the_text(llama: Llama) -> None:
+def test_a_reply_may_end_with_another_token_than_the_text(llama):
     path, metadata, tensors = llama
     ends = {"tokenizer__ggml__eos_token_id": 0, "tokenizer__ggml__eot_token_id": 2}
     folder = converted(write_gguf(path, change(metadata, **ends), tensors))
@@ -287,7 +273,7 @@ def test_a_reply_may_end_with_another_token_than_the_text(llama: Llama) -> None:
     assert config["eos_token"] == TOKENS[0]
 
 
-def test_transformers_loads_the_same_tokenizer(llama: Llama) -> None:
+def test_transformers_loads_the_same_tokenizer(llama):
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(converted(write_gguf(*llama)))

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ def score(parts: Components, metas: list[MetaEpisode]) -> list[TurnMoves]:
     return move_probabilities(parts.model, parts.agent(False), metas, parts.recipe.learn)
 
 
-def test_a_played_move_has_the_probability_with_which_it_was_sampled() -> None:
+def test_a_played_move_has_the_probability_with_which_it_was_sampled():
     """The sampler computes one token at a time from its cache; here whole moves are scored."""
     parts, metas = played()
     found, compared = by_place(score(parts, metas)), 0
@@ -76,7 +75,7 @@ def test_a_played_move_has_the_probability_with_which_it_was_sampled() -> None:
     assert compared > 10
 
 
-def test_all_legal_moves_are_listed_and_their_sum_is_a_probability() -> None:
+def test_all_legal_moves_are_listed_and_their_sum_is_a_probability():
     parts, metas = played()
     turns = turns_of(metas)
     for place, one in by_place(score(parts, metas)).items():
@@ -88,7 +87,7 @@ def test_all_legal_moves_are_listed_and_their_sum_is_a_probability() -> None:
         assert chances == sorted(chances, reverse=True)
 
 
-def test_text_before_the_action_is_part_of_the_condition() -> None:
+def test_text_before_the_action_is_part_of_the_condition():
     parts, metas = played()
     agent = parts.agent(False)
     turn = metas[0].episodes[0].turns[0]
@@ -101,7 +100,7 @@ def test_text_before_the_action_is_part_of_the_condition() -> None:
     assert agent.spell_moves(silent, ("1",)) == ((), (encode("<action>1</action>"),))
 
 
-def test_a_set_is_scored_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_is_scored_up_to_its_limit(monkeypatch):
     parts, metas = played()
     first = [place for place in turns_of(metas) if place[:2] == (0, 0)]
     longest = [max(len(turn.prompt_ids) for turn in one.turns) for one in metas[0].episodes]
@@ -109,7 +108,7 @@ def test_a_set_is_scored_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(by_place(score(parts, metas))) == first
 
 
-def test_moves_share_a_prompt_that_is_longer_than_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_share_a_prompt_that_is_longer_than_a_tree(monkeypatch):
     """Without sharing, 9 moves of a turn would take 9 times the tokens of its prompt."""
     parts, metas = played()
     whole, computed = score(parts, metas[:1]), [0]
@@ -130,7 +129,7 @@ def test_moves_share_a_prompt_that_is_longer_than_a_tree(monkeypatch: pytest.Mon
         assert dict(one.moves) == pytest.approx(dict(other.moves), abs=2e-6)
 
 
-def test_the_layout_of_a_gpu_gives_the_same_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_of_a_gpu_gives_the_same_probabilities(monkeypatch):
     parts, metas = played()
     forest = score(parts, metas)
     monkeypatch.setattr(scoring, "best_layout", lambda model, learn: "trie")
@@ -139,9 +138,7 @@ def test_the_layout_of_a_gpu_gives_the_same_probabilities(monkeypatch: pytest.Mo
 
 
 @pytest.mark.e2e
-def test_the_probabilities_change_no_figure_and_are_stored_with_every_transcript(
-    tmp_path: Path,
-) -> None:
+def test_the_probabilities_change_no_figure_and_are_stored_with_every_transcript(tmp_path):
     tiny = {"play": {"groups": 2, "members": 2}}
     for name, stores in (("with", True), ("without", False)):
         run = {"updates": 2, "move_probabilities": stores}
@@ -163,7 +160,7 @@ def test_the_probabilities_change_no_figure_and_are_stored_with_every_transcript
     assert check_run(without).faults == ()
 
 
-def test_a_resumed_evaluation_has_the_probabilities_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_resumed_evaluation_has_the_probabilities_of_an_uninterrupted_one(tmp_path):
     """Transcripts hold no legal moves, so those of stored shards cannot be scored again."""
     recipe = build_recipe(
         {
@@ -188,7 +185,7 @@ def test_a_resumed_evaluation_has_the_probabilities_of_an_uninterrupted_one(tmp_
     assert files[0] == files[1]
 
 
-def test_damaged_probabilities_give_one_message(tmp_path: Path) -> None:
+def test_damaged_probabilities_give_one_message(tmp_path):
     (tmp_path / "episodes").mkdir()
     (tmp_path / "episodes" / "step_000001.moves.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(RunError, match="is damaged"):

@@ -42,7 +42,7 @@ raise SystemExit(pytest.main({options!r}))
 
 
 @pytest.mark.e2e
-def test_new_items_pass_their_own_tests(tmp_path: Path) -> None:
+def test_new_items_pass_their_own_tests(tmp_path):
     for kind in ("environment", "single_agent", "opponent", "memory", "estimator"):
         code, told = mage_in(tmp_path, "new", kind, f"first_{kind}")
         assert code == 0, told
@@ -56,7 +56,7 @@ def test_new_items_pass_their_own_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_items_of_the_current_folder_are_found_by_module_and_by_class() -> None:
+def test_items_of_the_current_folder_are_found_by_module_and_by_class():
     for name in ("my_lab.lefty", "my_lab.lefty.Lefty", "my_lab.lefty-0.3"):
         code, told = mage_in(LAB, "check", name, "--environment", "my_lab.nim", "--games", "5")
         assert code == 0, told
@@ -66,7 +66,7 @@ def test_items_of_the_current_folder_are_found_by_module_and_by_class() -> None:
 
 
 @pytest.mark.e2e
-def test_the_example_package_is_tested_and_trained_by_one_command(tmp_path: Path) -> None:
+def test_the_example_package_is_tested_and_trained_by_one_command(tmp_path):
     code, told = run_tests(LAB)
     assert code == 0, told
     assert "5 passed" in told

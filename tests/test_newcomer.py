@@ -60,7 +60,7 @@ class Walk(SingleAgentEnvironment):
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lab(tmp_path, monkeypatch):
     """A folder with an environment of the user, which is the current folder."""
     (tmp_path / "walk_lab").mkdir()
     (tmp_path / "walk_lab" / "__init__.py").touch()
@@ -77,7 +77,7 @@ def call(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_an_environment_is_a_recipe(lab: Path) -> None:
+def test_an_environment_is_a_recipe(lab):
     recipe = load_recipe("walk_lab.walk", ["--environments.lazy=true", "--run.updates=3"])
     assert (recipe.environment().lazy, recipe.run.updates) == (True, 3)
     assert (recipe.warmup.first, recipe.model.path) == (True, "embedded")
@@ -93,7 +93,7 @@ def test_an_environment_is_a_recipe(lab: Path) -> None:
         load_recipe("walk_lab.run")
 
 
-def test_opponents_are_given_as_words() -> None:
+def test_opponents_are_given_as_words():
     recipe = load_recipe("tic_tac_toe", ["--opponents.train=random,mcts-100=.5"])
     assert recipe.opponents.train == {"random": 1.0, "mcts-100": 0.5}
     recipe = load_recipe("tic_tac_toe", ["--opponents.train=random"])
@@ -102,7 +102,7 @@ def test_opponents_are_given_as_words() -> None:
         load_recipe("tic_tac_toe", ["--opponents.train=randm"])
 
 
-def test_a_single_agent_wins_or_loses(lab: Path) -> None:
+def test_a_single_agent_wins_or_loses(lab):
     world = load_recipe("walk_lab.walk").environment()
     assert isinstance(world, SingleAgentEnvironment)
     assert [world.outcome(score) for score in (1.0, 0.1, 0.0, -1.0)] == [
@@ -111,7 +111,7 @@ def test_a_single_agent_wins_or_loses(lab: Path) -> None:
     assert world.forfeit_score == 0
 
 
-def test_moves_that_do_nothing_are_found(lab: Path) -> None:
+def test_moves_that_do_nothing_are_found(lab):
     code, told = call("check", "walk_lab.walk", "--environments.lazy=true")
     assert code == 1
     assert "the legal move 'sleep' did nothing in all" in told
@@ -121,7 +121,7 @@ def test_moves_that_do_nothing_are_found(lab: Path) -> None:
     assert remarks == []
 
 
-def test_an_error_in_user_code_is_one_line_with_file_line_and_state(lab: Path) -> None:
+def test_an_error_in_user_code_is_one_line_with_file_line_and_state(lab):
     broken = ("check", "walk_lab.walk", "--environments.breaks=true")
     code, told = call(*broken)
     assert code == 2
@@ -140,7 +140,7 @@ def test_an_error_in_user_code_is_one_line_with_file_line_and_state(lab: Path) -
 
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
-def test_a_broken_environment_ends_a_training_with_one_line(lab: Path) -> None:
+def test_a_broken_environment_ends_a_training_with_one_line(lab):
     code, told = mage_in(lab, "train", "walk_lab.walk", "--environments.breaks=true", *SHORT)
     assert code == 2
     assert "walk_lab/walk.py, line" in told
@@ -149,7 +149,7 @@ def test_a_broken_environment_ends_a_training_with_one_line(lab: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)
-def test_new_environments_are_trained_by_the_printed_command(tmp_path: Path) -> None:
+def test_new_environments_are_trained_by_the_printed_command(tmp_path):
     for kind in ("environment", "single_agent"):
         code, told = mage_in(tmp_path, "new", kind, f"own_{kind}")
         assert code == 0, told
@@ -163,7 +163,7 @@ def test_new_environments_are_trained_by_the_printed_command(tmp_path: Path) -> 
 
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
-def test_the_engine_of_the_page_trains(lab: Path) -> None:
+def test_the_engine_of_the_page_trains(lab):
     page = Path(mage.__file__).parents[1] / "docs" / "tutorials" / "engine.md"
     found = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert found is not None
@@ -192,7 +192,7 @@ def complete(line: str) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
-def test_the_shell_completes_recipes_parts_options_opponents_and_runs(lab: Path) -> None:
+def test_the_shell_completes_recipes_parts_options_opponents_and_runs(lab):
     (lab / "runs" / "demo-1").mkdir(parents=True)
     (lab / "runs" / "demo-1" / "recipe.toml").touch()
     (lab / "walk_lab" / "own.toml").touch()

@@ -13,7 +13,6 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def make_wheel(
 
 @pytest.fixture(scope="module")
 @end_to_end
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def world(tmp_path_factory):
     """A project that needs `plain`; that needs `deep` (compiled) and `heavy` (not in the index)."""
     tmp_path = tmp_path_factory.mktemp("world")
     (wheels := tmp_path / "index").mkdir()
@@ -99,7 +98,7 @@ def pack(world: Path, out: Path, *words: str, without: str = "heavy") -> int:
 
 
 @pytest.fixture(scope="module")
-def packed(world: Path) -> Path:
+def packed(world):
     """One pack for all tests, in parts of 1 MB."""
     model = world / "models" / "tiny"
     assert pack(world, world / "pack", "--model", str(model), "--part-mb", "1") == 0
@@ -107,7 +106,7 @@ def packed(world: Path) -> Path:
 
 
 @pytest.fixture
-def folder(packed: Path, tmp_path: Path) -> Path:
+def folder(packed, tmp_path):
     """A copy of the pack, which a test may break."""
     return Path(shutil.copytree(packed, tmp_path / "pack"))
 
@@ -121,7 +120,7 @@ def unpack(*words: str | Path, task: str = "unpack") -> subprocess.CompletedProc
     )
 
 
-def test_a_pack_in_parts_is_unpacked_installed_and_tested(folder: Path, tmp_path: Path) -> None:
+def test_a_pack_in_parts_is_unpacked_installed_and_tested(folder, tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     sizes = [part["bytes"] for part in manifest["parts"]]
     assert len(sizes) > 2
@@ -154,7 +153,7 @@ def test_a_pack_in_parts_is_unpacked_installed_and_tested(folder: Path, tmp_path
     assert "is not empty" in unpack(folder, "--to", tmp_path / "host").stderr
 
 
-def test_missing_and_broken_parts_are_listed_before_unpacking(folder: Path, tmp_path: Path) -> None:
+def test_missing_and_broken_parts_are_listed_before_unpacking(folder, tmp_path):
     (folder / "offline.tar.000").unlink()
     (folder / "offline.tar.001").write_bytes(b"short")
     third = bytearray((folder / "offline.tar.002").read_bytes())
@@ -169,9 +168,7 @@ def test_missing_and_broken_parts_are_listed_before_unpacking(folder: Path, tmp_
     assert not (tmp_path / "host").exists()
 
 
-def test_a_wheel_missing_for_the_platform_gives_one_clear_message(
-    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wheel_missing_for_the_platform_gives_one_clear_message(world, tmp_path, capsys):
     shutil.copytree(world / "project", tmp_path / "project")
     (tmp_path / "project" / "pyproject.toml").write_text(
         '[project]\nname = "mage"\ndependencies = ["newer"]\n'
@@ -183,14 +180,14 @@ def test_a_wheel_missing_for_the_platform_gives_one_clear_message(
     assert [one.name for one in tmp_path.iterdir()] == ["project"], "nothing is left behind"
 
 
-def test_a_pack_for_another_python_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_pack_for_another_python_is_refused(folder, tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"python": "3.99"}))
     done = unpack(folder, "--to", tmp_path / "host")
     assert (done.returncode, "the wheels are for Python 3.99" in done.stderr) == (2, True)
 
 
-def test_missing_packages_of_the_host_are_reported(world: Path, tmp_path: Path) -> None:
+def test_missing_packages_of_the_host_are_reported(world, tmp_path):
     assert pack(world, tmp_path / "pack", without="heavy,deep") == 0
     done = unpack(tmp_path / "pack", "--to", tmp_path / "host")
     assert done.returncode == 2
@@ -198,7 +195,7 @@ def test_missing_packages_of_the_host_are_reported(world: Path, tmp_path: Path) 
     assert "The host must have these packages: deep, heavy" in done.stderr
 
 
-def test_a_newer_glibc_accepts_wheels_of_older_ones() -> None:
+def test_a_newer_glibc_accepts_wheels_of_older_ones():
     """PEP 600: manylinux2014 is glibc 2.17, manylinux2010 2.12, manylinux1 2.5."""
     tags = offline.platforms_below("manylinux_2_18_x86_64")
     assert tags[:4] == [
@@ -222,9 +219,7 @@ def test_a_newer_glibc_accepts_wheels_of_older_ones() -> None:
         ("pipe", tarfile.FIFOTYPE),
     ],
 )
-def test_an_archive_writes_nothing_outside_its_target(
-    tmp_path: Path, name: str, kind: bytes
-) -> None:
+def test_an_archive_writes_nothing_outside_its_target(tmp_path, name, kind):
     entry = tarfile.TarInfo(name)
     entry.type, entry.size, entry.linkname = kind, 4, "../../outside.txt"
     with tarfile.open(tmp_path / "part", "w") as archive:
@@ -234,7 +229,7 @@ def test_an_archive_writes_nothing_outside_its_target(
     assert {path.name for path in tmp_path.rglob("*")} == {"part", "a", "target"}
 
 
-def test_wheels_are_chosen_by_the_conditions_of_the_host_not_of_this_machine() -> None:
+def test_wheels_are_chosen_by_the_conditions_of_the_host_not_of_this_machine():
     host = offline.Host("3.12", ["manylinux_2_28_x86_64"], frozenset(), {"numpy": "2.0"})
 
     def is_needed(condition: str) -> bool:
@@ -250,7 +245,7 @@ def test_wheels_are_chosen_by_the_conditions_of_the_host_not_of_this_machine() -
 
 
 @pytest.mark.e2e
-def test_this_checkout_is_packed_and_unpacked_and_works(tmp_path: Path) -> None:
+def test_this_checkout_is_packed_and_unpacked_and_works(tmp_path):
     """The host has every package; so no network is needed, and the project is that of the pack."""
     if not (ROOT / ".git").exists():
         pytest.skip("git lists the files, and this is not a git repository")

@@ -20,7 +20,7 @@ from tests.openenv_server import OpenEnvServer
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[OpenEnvServer]:
+def server():
     with OpenEnvServer() as running:
         yield running
 
@@ -30,7 +30,7 @@ def world_of(server: OpenEnvServer, behaviour: str = "good", **options: object) 
     return OpenEnv.model_validate({"url": server.url(behaviour), **fields})
 
 
-def test_a_server_needs_its_address_and_the_names_of_its_fields(server: OpenEnvServer) -> None:
+def test_a_server_needs_its_address_and_the_names_of_its_fields(server):
     world = world_of(server, legal_field="legal")
     world.check_data()
     assert check(world, games=4) == []
@@ -44,7 +44,7 @@ def test_a_server_needs_its_address_and_the_names_of_its_fields(server: OpenEnvS
     assert state.anchor(0).startswith("Game 7: guess a number from 1 to 5. / 1 / 1 is ")
 
 
-def test_free_text_and_the_seed_of_the_same_task(server: OpenEnvServer) -> None:
+def test_free_text_and_the_seed_of_the_same_task(server):
     world = world_of(server)
     server.seeds.clear()
     for episode in (0, 1):
@@ -82,9 +82,7 @@ SILENT = {"hangs": "reset", "drips": "reset", "hangs_later": "step"}  # the call
 
 
 @pytest.mark.parametrize("behaviour", MESSAGES)
-def test_bad_servers_give_one_message_that_names_them(
-    server: OpenEnvServer, behaviour: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_servers_give_one_message_that_names_them(server, behaviour, monkeypatch):
     """Only the call that gets no answer has a short limit: a busy machine answers others late."""
     real = OpenEnv.ask
 
@@ -100,7 +98,7 @@ def test_bad_servers_give_one_message_that_names_them(
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_fields_and_addresses(server: OpenEnvServer) -> None:
+def test_wrong_fields_and_addresses(server):
     with pytest.raises(UserError, match=r"refused step: .*the action has no field message"):
         check_and_step(world_of(server, action_field="text"))
     with pytest.raises(UserError, match="has no field 'words' in its observation, only text, leg"):
@@ -131,7 +129,7 @@ def real_server(sessions: int) -> Iterator[str]:
 
 
 @pytest.mark.e2e
-def test_a_server_of_the_real_package(tmp_path: Path) -> None:
+def test_a_server_of_the_real_package(tmp_path):
     fields = {"text_field": "text", "legal_field": "legal", "seconds": 60}
     with real_server(sessions=16) as url:
         world = OpenEnv.model_validate({"url": url, **fields})
@@ -147,8 +145,6 @@ def test_a_server_of_the_real_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_training_resumes_after_a_kill_with_equal_figures(
-    server: OpenEnvServer, tmp_path: Path
-) -> None:
+def test_training_resumes_after_a_kill_with_equal_figures(server, tmp_path):
     options = {"url": server.url(), "text_field": "text", "legal_field": "legal", "seconds": 60}
     check_training(tiny_recipe({"name": "openenv", "max_turns": 2, **options}), tmp_path)

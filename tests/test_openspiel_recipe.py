@@ -1,7 +1,6 @@
 """`mage train openspiel`: any two-player OpenSpiel game trains against random_policy."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ GAMES = ("leduc_poker", "goofspiel(num_cards=4)", "liars_dice", "connect_four", 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("game", GAMES[:2])
-def test_a_game_of_openspiel_trains_without_other_options(game: str, tmp_path: Path) -> None:
+def test_a_game_of_openspiel_trains_without_other_options(game, tmp_path):
     recipe = load_recipe("openspiel", [f"--environments.game={game}", *SMALL])
     assert population_of(recipe).pool("train") == {"random_policy-0.5": 1.0}
     folder = RunFolder.create(tmp_path / "run", recipe)
@@ -35,7 +34,7 @@ def test_a_game_of_openspiel_trains_without_other_options(game: str, tmp_path: P
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_the_rules_of_a_game_are_readable(game: str) -> None:
+def test_the_rules_of_a_game_are_readable(game):
     world = OpenSpiel(game=game)
     assert check(world, games=3) == []
     assert len(world.rules()) > 60

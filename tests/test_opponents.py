@@ -29,7 +29,7 @@ def kuhn_state(card: str, moves: tuple[str, ...]) -> State:
     ("style", "bets", "calls"),
     [("conservative", "K", "K"), ("aggressive", "JQK", "QK"), ("intermediate", "QK", "K")],
 )
-def test_kuhn_styles_do_what_the_method_page_says(style: str, bets: str, calls: str) -> None:
+def test_kuhn_styles_do_what_the_method_page_says(style, bets, calls):
     for card in "JQK":
         for moves, willing in (
             ((), bets),
@@ -44,7 +44,7 @@ def test_kuhn_styles_do_what_the_method_page_says(style: str, bets: str, calls: 
 
 
 @pytest.mark.parametrize(("name", "cells"), [("pattern-2", "2468"), ("pattern-5", "9731")])
-def test_patterns_take_the_first_empty_cell_of_their_list(name: str, cells: str) -> None:
+def test_patterns_take_the_first_empty_cell_of_their_list(name, cells):
     """01 10 12 21 and 22 20 02 00 as row and column."""
     state = TicTacToe().start(0)
     for cell in cells:
@@ -52,7 +52,7 @@ def test_patterns_take_the_first_empty_cell_of_their_list(name: str, cells: str)
         state.apply(cell)
 
 
-def test_biased_players_weigh_cells_by_distance() -> None:
+def test_biased_players_weigh_cells_by_distance():
     policy = find("biased-centre-1").policy(TicTacToe().start(0), 0)
     # weights 1, 1/2 and 1/(1 + sqrt 2) for centre, edge and corner
     assert policy["5"] / policy["2"] == pytest.approx(2)
@@ -60,7 +60,7 @@ def test_biased_players_weigh_cells_by_distance() -> None:
     assert sum(policy.values()) == pytest.approx(1)
 
 
-def test_cfr_is_sampled_and_near_the_equilibrium() -> None:
+def test_cfr_is_sampled_and_near_the_equilibrium():
     # Kuhn 1950, second player: Q calls a bet one time in three, K always bets or calls, and J
     # bluffs one time in three.
     cfr = find("cfr")
@@ -71,7 +71,7 @@ def test_cfr_is_sampled_and_near_the_equilibrium() -> None:
     assert 140 < drawn["bet"] < 260
 
 
-def test_more_search_plays_better() -> None:
+def test_more_search_plays_better():
     def losses(simulations: int) -> int:
         lost = 0
         for game in range(60):
@@ -89,7 +89,7 @@ def test_more_search_plays_better() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_moves_are_legal_and_depend_on_state_and_seed_only(name: str) -> None:
+def test_moves_are_legal_and_depend_on_state_and_seed_only(name):
     opponent = find(name)
     for seed in range(5):
         state, twin = TicTacToe().start(0), TicTacToe().start(0)
@@ -117,12 +117,12 @@ def test_moves_are_legal_and_depend_on_state_and_seed_only(name: str) -> None:
         ("dirichlet-1-2-3", "takes 2"),
     ],
 )
-def test_wrong_names_give_a_clear_message(name: str, message: str) -> None:
+def test_wrong_names_give_a_clear_message(name, message):
     with pytest.raises(ValueError, match=message):
         find(name)
 
 
-def test_an_opponent_of_another_package_is_named_by_its_path() -> None:
+def test_an_opponent_of_another_package_is_named_by_its_path():
     assert (
         find("mage.opponents.scripted.Pattern-3").act(TicTacToe().start(0), 0, random.Random(0))
         == "1"
@@ -131,14 +131,14 @@ def test_an_opponent_of_another_package_is_named_by_its_path() -> None:
 
 
 @given(st.integers(1, 200), st.integers(0, 10**6))
-def test_allocation_meets_every_share_to_within_one(count: int, seed: int) -> None:
+def test_allocation_meets_every_share_to_within_one(count, seed):
     pool = {"a": 0.3, "b": 0.3, "c": 0.4}
     drawn = Counter(allocate(pool, count, seed))
     assert sum(drawn.values()) == count
     assert all(abs(drawn[name] - share * count) < 1 + 1e-6 for name, share in pool.items())
 
 
-def test_pools_are_normalised_and_test_falls_back_to_train() -> None:
+def test_pools_are_normalised_and_test_falls_back_to_train():
     population = Population(train={"random": 3, "cfr": 1})
     assert population.pool("train") == population.pool("test") == {"random": 0.75, "cfr": 0.25}
     assert population.pool("ood") == {}

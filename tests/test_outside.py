@@ -26,7 +26,7 @@ def play_out(play: OutsidePlay, seed: int) -> list[str]:
     return shown
 
 
-def test_a_meta_episode_has_recaps_scores_and_the_same_moves_for_the_same_seed() -> None:
+def test_a_meta_episode_has_recaps_scores_and_the_same_moves_for_the_same_seed():
     first, second = (OutsidePlay(KuhnPoker(), "conservative", 1, 3, seed=5) for _ in range(2))
     shown = play_out(first, 0)
     assert shown == play_out(second, 0)
@@ -36,7 +36,7 @@ def test_a_meta_episode_has_recaps_scores_and_the_same_moves_for_the_same_seed()
     assert first.total() == sum(first.scores)
 
 
-def test_illegal_and_missing_moves_never_pay() -> None:
+def test_illegal_and_missing_moves_never_pay():
     world = KuhnPoker(max_turns=2)
     play = OutsidePlay(world, "conservative", 0, 2, seed=0)
     assert play.total() == 2 * world.forfeit_score
@@ -47,7 +47,7 @@ def test_illegal_and_missing_moves_never_pay() -> None:
     assert play.scores == [world.forfeit_score]
 
 
-def test_a_world_with_one_agent_ends_at_the_turn_limit() -> None:
+def test_a_world_with_one_agent_ends_at_the_turn_limit():
     play = OutsidePlay(Corridor(), "", 0, 1, seed=0)
     for _ in range(Corridor().max_turns):
         play.reply("wait")
@@ -55,9 +55,7 @@ def test_a_world_with_one_agent_ends_at_the_turn_limit() -> None:
     assert "The turns ran out." in play.shown
 
 
-def test_a_reply_also_returns_the_score_of_an_episode_that_ends_before_the_agent_moves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reply_also_returns_the_score_of_an_episode_that_ends_before_the_agent_moves(monkeypatch):
     """Episodes 1 and 3 of five start at the door, and so are won without a move."""
     starts: list[int] = []
 
@@ -78,7 +76,7 @@ def test_a_reply_also_returns_the_score_of_an_episode_that_ends_before_the_agent
     assert "Game 4 of 5." in play.shown
 
 
-def test_tasks_are_those_of_the_split() -> None:
+def test_tasks_are_those_of_the_split():
     """A room is in the held-out part or in the training part, whoever plays it."""
     for split in ("train", "test"):
         play = OutsidePlay(Sokoban(), "", 0, 1, seed=3, split=split)
@@ -90,7 +88,7 @@ def test_tasks_are_those_of_the_split() -> None:
     assert (env.play.environment.split, env.play.task.split) == ("test", "test")
 
 
-def test_wrong_opponents_and_options_are_refused() -> None:
+def test_wrong_opponents_and_options_are_refused():
     for arguments, message in (
         (("kuhn_poker", {}), "kuhn_poker needs an opponent"),
         (("kuhn_poker", {"opponent": "league-1"}), "league-1 does not play kuhn_poker outside"),
@@ -102,7 +100,7 @@ def test_wrong_opponents_and_options_are_refused() -> None:
             mage.as_trl(name, **options)
 
 
-def test_gymnasium_accepts_a_world_and_random_moves_are_legal() -> None:
+def test_gymnasium_accepts_a_world_and_random_moves_are_legal():
     pytest.importorskip("gymnasium")
     from gymnasium.utils.env_checker import check_env
 
@@ -121,7 +119,7 @@ def test_gymnasium_accepts_a_world_and_random_moves_are_legal() -> None:
         env.step("bet")
 
 
-def test_without_the_package_one_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_one_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     make = worlds._gymnasium_class.__wrapped__  # without its cache
     monkeypatch.setattr(worlds, "_gymnasium_class", make)
@@ -129,7 +127,7 @@ def test_without_the_package_one_message_names_the_extra(monkeypatch: pytest.Mon
         mage.as_gymnasium("kuhn_poker", opponent="random")
 
 
-def test_a_class_for_trl_has_one_tool_a_reward_and_rows_with_seeds() -> None:
+def test_a_class_for_trl_has_one_tool_a_reward_and_rows_with_seeds():
     world = mage.as_trl("kuhn_poker", opponent="conservative", episodes=2)
     rows = world.rows(3)
     assert len({row["seed"] for row in rows}) == 3
@@ -147,7 +145,7 @@ def test_a_class_for_trl_has_one_tool_a_reward_and_rows_with_seeds() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore")
-def test_trl_trains_one_step_on_a_world(tmp_path: Path) -> None:
+def test_trl_trains_one_step_on_a_world(tmp_path):
     """A random model that bets or passes by the tool: the rewards are those of the games."""
     pytest.importorskip("trl")
     from datasets import Dataset

@@ -31,7 +31,7 @@ def run(*words: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_distribution_is_mage_rl_and_the_command_is_mage() -> None:
+def test_the_distribution_is_mage_rl_and_the_command_is_mage():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == "mage-rl"
     assert project["scripts"] == {"mage": "mage.cli.main:main"}
@@ -41,7 +41,7 @@ def test_the_distribution_is_mage_rl_and_the_command_is_mage() -> None:
 
 @pytest.fixture(scope="module")
 @end_to_end
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     """A wheel and an sdist, built from a copy of the tracked files without a network."""
     pytest.importorskip("build")
     if not (ROOT / ".git").exists():
@@ -60,7 +60,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.e2e
-def test_wheel_and_sdist_hold_every_file_that_is_needed(built: Path) -> None:
+def test_wheel_and_sdist_hold_every_file_that_is_needed(built):
     wheel = zipfile.ZipFile(next(built.glob("mage_rl-*.whl"))).namelist()
     needed = (
         "mage/py.typed",
@@ -79,7 +79,7 @@ def test_wheel_and_sdist_hold_every_file_that_is_needed(built: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_the_installed_wheel_works_in_an_empty_folder(built: Path, tmp_path: Path) -> None:
+def test_the_installed_wheel_works_in_an_empty_folder(built, tmp_path):
     """The environment is empty but for the dependencies, which a path file shows to it."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"

@@ -57,9 +57,7 @@ def assert_same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches, start=starts)
 @settings(max_examples=8)
-def test_packed_and_unpacked_agree_in_loss_and_gradient(
-    kind: str, batch: list[Sample], start: tuple[int, ...]
-) -> None:
+def test_packed_and_unpacked_agree_in_loss_and_gradient(kind, batch, start):
     samples = prepend(start, batch)
     assert_same(loss_and_gradients(kind, samples), loss_and_gradients(kind, samples, packed=False))
 
@@ -70,13 +68,8 @@ def test_packed_and_unpacked_agree_in_loss_and_gradient(
 @given(batch=batches, start=starts, micro=st.integers(1, 200), recompute=st.booleans())
 @settings(max_examples=6)
 def test_a_trie_agrees_with_rows_in_loss_and_gradient(
-    kind: str,
-    through: str,
-    batch: list[Sample],
-    start: tuple[int, ...],
-    micro: int,
-    recompute: bool,
-) -> None:
+    kind, through, batch, start, micro, recompute
+):
     """`through`: our own layers, or the modules of transformers with FlexAttention."""
     samples = prepend(start, batch)
     with pytest.MonkeyPatch.context() as patch:
@@ -89,7 +82,7 @@ def test_a_trie_agrees_with_rows_in_loss_and_gradient(
 @given(
     end=st.lists(st.integers(1, 9), min_size=1, max_size=40), block=st.sampled_from([1, 2, 4, 8])
 )
-def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
+def test_blocks_of_the_mask_follow_the_rule(end, block):
     """A full block allows every pair, a block that is left out none."""
     ends = torch.tensor([min(start + length, len(end)) for start, length in enumerate(end)])
     mask = block_mask(ends, block)
@@ -108,9 +101,7 @@ def test_blocks_of_the_mask_follow_the_rule(end: list[int], block: int) -> None:
 @pytest.mark.e2e
 @given(batch=batches, start=starts, micro=st.integers(1, 40), tree=st.none() | st.integers(1, 30))
 @settings(max_examples=12)
-def test_micro_batches_and_cuts_change_no_gradient(
-    batch: list[Sample], start: tuple[int, ...], micro: int, tree: int | None
-) -> None:
+def test_micro_batches_and_cuts_change_no_gradient(batch, start, micro, tree):
     samples = prepend(start, batch)
     whole = loss_and_gradients("llama", samples, micro_tokens=10_000, tree_tokens=10_000)
     assert_same(loss_and_gradients("llama", samples, micro_tokens=micro, tree_tokens=tree), whole)
@@ -120,7 +111,7 @@ def test_micro_batches_and_cuts_change_no_gradient(
 @pytest.mark.parametrize("kind", MODELS)
 @given(batch=batches)
 @settings(max_examples=15)
-def test_packed_logprobs_equal_a_plain_forward_of_each_row(kind: str, batch: list[Sample]) -> None:
+def test_packed_logprobs_equal_a_plain_forward_of_each_row(kind, batch):
     model = MODELS[kind]
     packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     with torch.no_grad(), attending(model, "forest"):
@@ -141,9 +132,7 @@ def test_packed_logprobs_equal_a_plain_forward_of_each_row(kind: str, batch: lis
 
 
 @given(batch=batches, start=starts)
-def test_the_trie_holds_every_distinct_prefix_once(
-    batch: list[Sample], start: tuple[int, ...]
-) -> None:
+def test_the_trie_holds_every_distinct_prefix_once(batch, start):
     rows = prepare(prepend(start, batch))
     prefixes = {tuple(row.ids[: length + 1]) for row in rows for length in range(len(row.ids))}
     tree = build_tree(rows)
@@ -152,7 +141,7 @@ def test_the_trie_holds_every_distinct_prefix_once(
 
 
 @given(batch=batches)
-def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
+def test_a_query_sees_exactly_its_own_prefix(batch):
     """The keys that a reply's parent may see spell, in order, the text before the reply token."""
     packed = pack_forest([build_tree(prepare(batch))], dtype=torch.float64)
     assert packed.shape is not None
@@ -175,7 +164,7 @@ def test_a_query_sees_exactly_its_own_prefix(batch: list[Sample]) -> None:
     )
 
 
-def test_two_turns_and_their_mask_worked_by_hand() -> None:
+def test_two_turns_and_their_mask_worked_by_hand():
     """Rules 9 9; turn 1: prompt 9 9 1, reply 5; turn 2: prompt 9 9 1 5 2, reply 6.
 
     Reflection: prompt 9 9 3, reply 4. In order: 9 9 | 1 5 2 6 | 3 4. The root is 9 9; 1 5 2 6 is
@@ -209,15 +198,13 @@ def test_two_turns_and_their_mask_worked_by_hand() -> None:
     ]
 
 
-def test_the_example_in_the_documentation_holds() -> None:
+def test_the_example_in_the_documentation_holds():
     found = doctest.testmod(packing)
     assert (found.failed, found.attempted > 0) == (0, True)
 
 
 @given(batch=batches, start=starts)
-def test_the_deepest_branch_comes_first_and_nothing_else_changes(
-    batch: list[Sample], start: tuple[int, ...]
-) -> None:
+def test_the_deepest_branch_comes_first_and_nothing_else_changes(batch, start):
     rows = prepare(prepend(start, batch))
     plain, deep = build_tree(rows), build_tree(rows, deepest_first=True)
     assert deep.size == plain.size
@@ -226,7 +213,7 @@ def test_the_deepest_branch_comes_first_and_nothing_else_changes(
     assert len(deep.rows[0].ids) == max(len(row.ids) for row in rows)
 
 
-def test_an_episode_with_a_thousand_turns_is_packed() -> None:
+def test_an_episode_with_a_thousand_turns_is_packed():
     """Every turn forks from the trunk of the next one: a thousand forks, one below the other."""
     turns = [Sample.to_score((1, *(2, 3) * turn), (4,)) for turn in range(1000)]
     tree = build_tree(prepare(turns), deepest_first=True)
@@ -236,7 +223,7 @@ def test_an_episode_with_a_thousand_turns_is_packed() -> None:
     assert sorted(row.offset for part in parts for row in part.rows) == list(range(1000))
 
 
-def test_duplicates_and_a_single_sample_are_only_root() -> None:
+def test_duplicates_and_a_single_sample_are_only_root():
     twice = [make_sample((1, 2), (3,), advantage=advantage) for advantage in (1.0, -1.0)]
     packed = pack_forest([build_tree(prepare(twice))])
     assert packed.shape == Shape(root=3, trees=0, width=0)
@@ -245,7 +232,7 @@ def test_duplicates_and_a_single_sample_are_only_root() -> None:
 
 
 @given(batch=batches, limit=st.integers(1, 20))
-def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], limit: int) -> None:
+def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch, limit):
     rows = prepare(batch)
     parts = split_tree(build_tree(rows), SplitCost(root=0, pairs_per_token=0, limit=limit))
     assert sorted(row.offset for part in parts for row in part.rows) == [row.offset for row in rows]
@@ -255,7 +242,7 @@ def test_cutting_keeps_every_row_once_and_obeys_the_limit(batch: list[Sample], l
         assert (part.size, part.shared) == (again.size, again.shared)
 
 
-def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None:
+def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs():
     """Two branches of 100 tokens on a trunk of 10.
 
     Apart they cost 2 x 110 (e + 110), together 210 (e + 210); both are equal at e = 1990.
@@ -266,7 +253,7 @@ def test_a_tree_is_cut_where_attention_saves_more_than_the_trunk_costs() -> None
         assert len(split_tree(build_tree(rows), cost)) == parts
 
 
-def test_plans_keep_micro_batches_within_their_tokens() -> None:
+def test_plans_keep_micro_batches_within_their_tokens():
     members = [(group, member) for group in range(5) for member in range(6)]
     rows = prepare(
         make_sample((0,) * 20 + one, (1,) * (1 + one[1]), where=TurnRef(n % 5, n, 0, 0, ""))
@@ -280,7 +267,7 @@ def test_plans_keep_micro_batches_within_their_tokens() -> None:
     assert all(len(batch) * len(batch[0].ids) <= 60 for batch in plan_rows(rows, micro_tokens=60))
 
 
-def test_rows_longer_than_two_thousand_tokens_share_their_trunk() -> None:
+def test_rows_longer_than_two_thousand_tokens_share_their_trunk():
     """An episode of ten turns with a prompt of 2,000 tokens, 100 more per turn, replies of 256.
 
     Trunk 2,900 and ten replies: 5,460 tokens. Apart they are 10 x 2,706 = 27,060 tokens.
@@ -308,14 +295,12 @@ def test_rows_longer_than_two_thousand_tokens_share_their_trunk() -> None:
         (make_sample((1,), (1, 2), choices=((1, (3,)),)), "at least two tokens"),
     ],
 )
-def test_a_malformed_sample_is_refused(sample: Sample, message: str) -> None:
+def test_a_malformed_sample_is_refused(sample, message):
     with pytest.raises(ValueError, match=message):
         prepare([sample])
 
 
-def test_windows_or_an_attention_of_its_own_cannot_be_packed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_windows_or_an_attention_of_its_own_cannot_be_packed(monkeypatch):
     model = make_model("qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1)
     with pytest.raises(ValueError, match=r"learn\.packed = false"):
         check_packable(model)
@@ -328,9 +313,7 @@ def test_windows_or_an_attention_of_its_own_cannot_be_packed(
 @pytest.mark.parametrize(
     ("limit", "layout"), [("window", "forest"), ("positions", "forest"), ("positions", "rows")]
 )
-def test_a_row_longer_than_a_window_or_fixed_positions_is_refused(
-    limit: str, layout: Layout
-) -> None:
+def test_a_row_longer_than_a_window_or_fixed_positions_is_refused(limit, layout):
     """Rows of one batch would all get the positions of the longest."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     rope = {"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, **factors}
@@ -346,7 +329,7 @@ def test_a_row_longer_than_a_window_or_fixed_positions_is_refused(
         pack(prepare([make_sample((1,) * 7, (1, 2))]))
 
 
-def test_the_attention_is_switched_back_even_after_an_error() -> None:
+def test_the_attention_is_switched_back_even_after_an_error():
     model = MODELS["llama"]
     before = model.config._attn_implementation
     with attending(model, "forest"):

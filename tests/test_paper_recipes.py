@@ -67,7 +67,7 @@ TABLE: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_paper_recipe_has_the_values_of_the_paper(world: str) -> None:
+def test_the_paper_recipe_has_the_values_of_the_paper(world):
     tables = load_recipe(f"paper_{world}").tables()
     for option, source, values in TABLE:
         section, name = option.split(".")
@@ -75,7 +75,7 @@ def test_the_paper_recipe_has_the_values_of_the_paper(world: str) -> None:
         assert tables[section].get(name) == expected, f"{option}, source {source}"
 
 
-def test_the_tasks_of_the_single_agent_environments_are_those_of_the_paper() -> None:
+def test_the_tasks_of_the_single_agent_environments_are_those_of_the_paper():
     """Appendix B.2 of the paper."""
     sokoban = load_recipe("paper_sokoban").environment()
     assert (sokoban.size, sokoban.boxes, sokoban.ood_boxes) == (6, (2,), (1, 3))
@@ -95,13 +95,11 @@ def test_the_tasks_of_the_single_agent_environments_are_those_of_the_paper() -> 
         ("webshop", 10240, 1024),  # the longer pages out of domain
     ],
 )
-def test_the_context_holds_the_prompt_and_the_reply_of_the_paper(
-    world: str, prompt: int, reply: int
-) -> None:
+def test_the_context_holds_the_prompt_and_the_reply_of_the_paper(world, prompt, reply):
     assert load_recipe(f"paper_{world}").engines.options["context"] >= prompt + reply
 
 
-def test_the_paper_opponents_are_those_of_the_paper() -> None:
+def test_the_paper_opponents_are_those_of_the_paper():
     """Section 4.1 of the paper: half MCTS, the rest patterns and random; three styles."""
     tic_tac_toe = load_recipe("paper_tic_tac_toe").opponents
     assert tic_tac_toe.train["mcts-100"] == 0.5
@@ -129,17 +127,17 @@ def advantages(recipe_name: str, *overrides: str) -> list[float]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_mage_and_lamer_have_different_advantages_in_the_paper_recipes(world: str) -> None:
+def test_mage_and_lamer_have_different_advantages_in_the_paper_recipes(world):
     assert advantages(f"paper_{world}+mage") != advantages(f"paper_{world}+lamer")
 
 
 @pytest.mark.parametrize("world", SINGLE_AGENT)
-def test_mage_equals_lamer_if_a_failure_pays_zero(world: str) -> None:
+def test_mage_equals_lamer_if_a_failure_pays_zero(world):
     zero = "--environments.failure_reward=0"
     mage, lamer = (advantages(f"paper_{world}+{method}", zero) for method in ("mage", "lamer"))
     assert mage == lamer
 
 
-def test_graded_pay_and_a_failure_reward_exclude_each_other() -> None:
+def test_graded_pay_and_a_failure_reward_exclude_each_other():
     with pytest.raises(ConfigError, match="pay = 'graded' has no effect with failure_reward"):
         load_recipe("webshop", ["--environments.failure_reward=-10"])

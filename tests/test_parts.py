@@ -1,7 +1,5 @@
 """Recipe parts: every method trains on the recipe of an environment, and parts change one thing."""
 
-from pathlib import Path
-
 import pytest
 
 from mage.config.errors import ConfigError
@@ -21,7 +19,7 @@ TINY = (
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("label", [arm.label for arm in METHODS])
-def test_every_method_trains_on_the_same_recipe_of_a_world(label: str, tmp_path: Path) -> None:
+def test_every_method_trains_on_the_same_recipe_of_a_world(label, tmp_path):
     folder = RunFolder.create(tmp_path / "run", load_recipe(f"kuhn_poker+{label}", TINY))
     summary = train(folder.path, Callback(), lambda: False)
     assert summary["updates"] == len(folder.metrics()) == 1
@@ -30,7 +28,7 @@ def test_every_method_trains_on_the_same_recipe_of_a_world(label: str, tmp_path:
     assert len(summary["after"]["test"]["episodes"]) == 3
 
 
-def test_a_part_does_not_inherit_options_of_the_item_it_replaces() -> None:
+def test_a_part_does_not_inherit_options_of_the_item_it_replaces():
     recipe = load_recipe("kuhn_poker+mage")
     assert (recipe.returns.kind, recipe.returns.weights, recipe.returns.step_discount) == (
         "differential",
@@ -42,18 +40,18 @@ def test_a_part_does_not_inherit_options_of_the_item_it_replaces() -> None:
     assert load_recipe("kuhn_poker+mage").learn == load_recipe("kuhn_poker").learn
 
 
-def test_the_balanced_return_is_refused_where_a_win_ends_play() -> None:
+def test_the_balanced_return_is_refused_where_a_win_ends_play():
     with pytest.raises(ConfigError, match="play_on"):
         load_recipe("kuhn_poker+balanced", ["--play.stop_on_success=true"])
 
 
-def test_options_without_effect_are_dropped_from_parts_and_refused_from_users() -> None:
+def test_options_without_effect_are_dropped_from_parts_and_refused_from_users():
     assert "reflection_tokens" not in load_recipe("paper_kuhn_poker+react").tables()["agent"]
     with pytest.raises(ConfigError, match=r"agent\.reflection_tokens = 9: has no effect"):
         load_recipe("kuhn_poker+react", ["--agent.reflection_tokens=9"])
 
 
-def test_a_part_without_a_recipe_and_an_unknown_part_are_refused() -> None:
+def test_a_part_without_a_recipe_and_an_unknown_part_are_refused():
     with pytest.raises(
         ConfigError,
         match=r"react is a part of a recipe: write it after a recipe, as in kuhn_poker\+react",
@@ -64,13 +62,13 @@ def test_a_part_without_a_recipe_and_an_unknown_part_are_refused() -> None:
 
 
 @pytest.mark.parametrize("part", [name for name, _ in menu("parts")])
-def test_every_part_fits_the_paper_recipe_and_the_small_one(part: str) -> None:
+def test_every_part_fits_the_paper_recipe_and_the_small_one(part):
     for base in ("tic_tac_toe", "paper_tic_tac_toe"):
         parts = f"mage+{part}" if part.startswith(("anchor", "grouping")) else part
         assert load_recipe(f"{base}+{parts}").toml()
 
 
-def test_a_part_may_hold_options_for_one_environment(tmp_path: Path) -> None:
+def test_a_part_may_hold_options_for_one_environment(tmp_path):
     part = tmp_path / "mine.toml"
     part.write_text("[learn]\nlr = 0.5\n[when.sokoban.environments]\nboxes = 1\n")
     assert load_recipe(f"sokoban+{part}").environment().boxes == (1,)

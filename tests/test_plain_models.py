@@ -58,9 +58,7 @@ def replies(model: Any) -> list[Completion]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_weights_and_replies_are_those_of_transformers(
-    name: str, dtype: str, tmp_path: Path
-) -> None:
+def test_weights_and_replies_are_those_of_transformers(name, dtype, tmp_path):
     folder = write(tmp_path / "model", CONFIGS[name])
     plain, theirs = (load_model(folder, dtype, "cpu", plays_only=only) for only in (True, False))
     assert isinstance(plain, PlainModel)
@@ -102,9 +100,7 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_anything_unusual_is_left_to_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_anything_unusual_is_left_to_transformers(name, tmp_path, monkeypatch):
     folder = write(tmp_path / "model", CONFIGS["theta"])
     UNUSUAL[name](folder)
     monkeypatch.setattr("mage.models.loading._load_modules", lambda *_: torch.nn.Linear(1, 1))

@@ -1,7 +1,6 @@
 """Populations: reference learners, predictors, and the table of matches against all members."""
 
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -28,7 +27,7 @@ def state_after(pairs: list[str], world: RockPaperScissors = RPS):
     return state
 
 
-def test_the_learner_for_fixed_probabilities_beats_the_most_frequent_throw() -> None:
+def test_the_learner_for_fixed_probabilities_beats_the_most_frequent_throw():
     """Seat 1 threw paper three times and rock once: counts 1.5, 3.5, .5. Scissors earn 2 / 5.5."""
     state = state_after(["rp", "rp", "rp", "pr"])
     assert find("bayes-fixed").policy(state, 0) == {"scissors": 1.0}
@@ -39,14 +38,14 @@ def test_the_learner_for_fixed_probabilities_beats_the_most_frequent_throw() -> 
     )
 
 
-def test_the_learner_for_pairs_counts_what_followed_the_last_throws() -> None:
+def test_the_learner_for_pairs_counts_what_followed_the_last_throws():
     """After rock-paper the opponent threw scissors once, so rock is best."""
     state = state_after(["rp", "rs", "pp", "sp", "rp"])
     assert find("bayes-pairs").policy(state, 0) == {"rock": 1.0}
     assert find("bayes-fixed").policy(state, 0) == {"scissors": 1.0}
 
 
-def test_predictors_have_the_digits_that_were_worked_by_hand() -> None:
+def test_predictors_have_the_digits_that_were_worked_by_hand():
     """Two throws of rock against paper.
 
     Opponent's counts after one throw: paper. So the predictor `always` guesses paper before the
@@ -65,7 +64,7 @@ def test_predictors_have_the_digits_that_were_worked_by_hand() -> None:
     assert (rock[5], paper[5], scissors[5]) == (2, 3, 4)
 
 
-def test_a_constant_opponent_gets_the_highest_digit() -> None:
+def test_a_constant_opponent_gets_the_highest_digit():
     known = Predictors(only_first=True)
     for _ in range(60):
         known.add((0, 2))
@@ -74,7 +73,7 @@ def test_a_constant_opponent_gets_the_highest_digit() -> None:
 
 
 @pytest.mark.parametrize("throws", [50, 300])
-def test_short_and_long_games_have_the_same_highest_word(throws: int) -> None:
+def test_short_and_long_games_have_the_same_highest_word(throws):
     """Against scissors always. A digit above 6 would be new to an agent that learned in 50."""
     known = Predictors()
     for _ in range(throws):
@@ -82,7 +81,7 @@ def test_short_and_long_games_have_the_same_highest_word(throws: int) -> None:
     assert set(known.words) == {(0, 6)}
 
 
-def test_the_longest_earlier_passage_gives_the_guess() -> None:
+def test_the_longest_earlier_passage_gives_the_guess():
     """The opponent threw r p s r p. Its last two throws r p were followed by s.
 
     The reader always threw rock, so its own passage r r r r is followed by the last rock. All
@@ -98,7 +97,7 @@ def test_the_longest_earlier_passage_gives_the_guess() -> None:
     assert (both, opponent, reader) == (2, 2, 4)
 
 
-def test_an_observation_with_a_summary_is_complete_and_independent_of_the_length() -> None:
+def test_an_observation_with_a_summary_is_complete_and_independent_of_the_length():
     """Two throws of rock against paper; digits as in the test above, but 0 is even.
 
     `always` guesses paper before the second throw, and scissors would have won: scissors1. The
@@ -117,7 +116,7 @@ def test_an_observation_with_a_summary_is_complete_and_independent_of_the_length
     assert "24 simple predictors" in golden(world, games=1)
 
 
-def test_copies_of_a_game_keep_their_own_rounds() -> None:
+def test_copies_of_a_game_keep_their_own_rounds():
     """The game tree continues one position in several ways."""
     start = state_after(["rp"])
     first = moved(moved(start, "rock"), "rock")
@@ -129,25 +128,25 @@ def test_copies_of_a_game_keep_their_own_rounds() -> None:
 @pytest.mark.parametrize(
     "name", ["bayes-fixed", "bayes-pairs", "predictors-best", "predictors-all"]
 )
-def test_learners_keep_the_opponent_contract(name: str) -> None:
+def test_learners_keep_the_opponent_contract(name):
     assert check_opponent(find(name), RPS, games=4) == []
 
 
-def test_the_rules_on_predictors_differ() -> None:
+def test_the_rules_on_predictors_differ():
     """Against rock always, all rules throw paper in the end."""
     state = state_after(["sr"] * 20)
     for rule in ("best", "vote", "all"):
         assert find(f"predictors-{rule}").policy(state, 0) == {"paper": 1.0}
 
 
-def test_the_population_of_all_programs_has_43_members() -> None:
+def test_the_population_of_all_programs_has_43_members():
     assert len(members("roshambo")) == 43
     assert members("roshambo-rockbot,random") == ("roshambo-rockbot", "random")
     with pytest.raises(ValueError, match="family"):
         members("dirichlet-0.5")
 
 
-def test_figures_of_matches_are_those_worked_by_hand() -> None:
+def test_figures_of_matches_are_those_worked_by_hand():
     """Two members, two matches of two episodes with ten throws."""
     matches = {"a": [(0.5, 0.5), (0.3, 0.1)], "b": [(-0.2, 0.0), (0.0, -0.4)]}
     found = summarise_matches("me", matches, 10)
@@ -159,7 +158,7 @@ def test_figures_of_matches_are_those_worked_by_hand() -> None:
     assert [one.value for one in found.by_episode] == pytest.approx([0.15, 0.05])
 
 
-def test_a_reference_beats_a_constant_program_almost_always() -> None:
+def test_a_reference_beats_a_constant_program_almost_always():
     """`rockbot` throws rock always: the learner ties or loses the first throw at most."""
     tasks = make_matches(RPS, "roshambo-rockbot", 2)
     assert [task.seat for task in tasks] == [0, 1]
@@ -168,7 +167,7 @@ def test_a_reference_beats_a_constant_program_almost_always() -> None:
     assert all(score >= 58 / 60 for scores in found for score in scores)
 
 
-def test_a_program_that_plays_itself_is_independent_of_its_twin() -> None:
+def test_a_program_that_plays_itself_is_independent_of_its_twin():
     """Two copies of `randbot` with the same random numbers would always tie."""
     tasks = make_matches(RPS, "roshambo-randbot", 2)
     found = play_reference("roshambo-randbot", RPS, tasks, 1)["roshambo-randbot"]
@@ -176,7 +175,7 @@ def test_a_program_that_plays_itself_is_independent_of_its_twin() -> None:
 
 
 @pytest.mark.e2e
-def test_one_command_writes_the_table(tmp_path: Path) -> None:
+def test_one_command_writes_the_table(tmp_path):
     page = tmp_path / "table.md"
     words = ["evaluate", "roshambo", "--population", "roshambo-rockbot,roshambo-copybot"]
     words += ["--throws", "4", "--episodes", "2", "--page", str(page), "--json"]

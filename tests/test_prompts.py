@@ -74,7 +74,7 @@ def played(name: str) -> Played:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_turn_is_one_user_message_without_a_system_message(name: str) -> None:
+def test_every_turn_is_one_user_message_without_a_system_message(name):
     found = played(name)
     for prompt in found.all:
         assert prompt.startswith("<|user|>")
@@ -89,7 +89,7 @@ def test_every_turn_is_one_user_message_without_a_system_message(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_prompt_names_the_trial_the_memory_and_no_number_of_trials(name: str) -> None:
+def test_the_prompt_names_the_trial_the_memory_and_no_number_of_trials(name):
     found = played(name)
     count = len(found.meta.episodes[0].turns)
     first, second = found.moves[:count], found.moves[count:]
@@ -102,7 +102,7 @@ def test_the_prompt_names_the_trial_the_memory_and_no_number_of_trials(name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reflection_sees_the_trial_and_asks_for_mistakes_and_a_plan(name: str) -> None:
+def test_a_reflection_sees_the_trial_and_asks_for_mistakes_and_a_plan(name):
     found = played(name)
     (request,) = found.reflections
     assert "<action>" not in request, "the answer format of moves belongs to moves"
@@ -115,7 +115,7 @@ def test_a_reflection_sees_the_trial_and_asks_for_mistakes_and_a_plan(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_reflection_without_its_tag_is_an_invalid_action(name: str) -> None:
+def test_a_reflection_without_its_tag_is_an_invalid_action(name):
     found = Played(WORLDS[NAMES.index(name)], remark="no tag: <remark>open")
     reflection = found.meta.episodes[1].reflection
     assert reflection is not None
@@ -128,14 +128,14 @@ def test_a_reflection_without_its_tag_is_an_invalid_action(name: str) -> None:
     assert not good.penalty
 
 
-def test_a_won_trial_is_told_as_completed() -> None:
+def test_a_won_trial_is_told_as_completed():
     found = Played(KuhnPoker(restart="same"), ("BET",), opponent="aggressive", episodes=2)
     assert found.meta.episodes[0].outcome == "won"
     assert "The task was completed." in found.reflections[0]
     assert "Trial 1 was completed." in found.moves[-1]
 
 
-def test_tic_tac_toe_has_coordinates_and_the_agent_is_always_x() -> None:
+def test_tic_tac_toe_has_coordinates_and_the_agent_is_always_x():
     found = Played(TicTacToe(restart="same"), ("(1, 2)", "(9,9)"), opponent="pattern-0", seat=1)
     assert "At the start:\n. . .\n. O .\n. . .\n" in found.moves[0]
     assert "Turn 1: (1,2)\nO X .\n. O .\n. . ." in found.moves[1]
@@ -148,7 +148,7 @@ def test_tic_tac_toe_has_coordinates_and_the_agent_is_always_x() -> None:
     assert found.meta.episodes[0].moves[1].action == "2", "the state keeps its own spelling"
 
 
-def test_boards_older_than_two_turns_are_hidden_and_a_reflection_sees_seven() -> None:
+def test_boards_older_than_two_turns_are_hidden_and_a_reflection_sees_seven():
     for name in ("tic_tac_toe", "kuhn_poker", "sokoban"):
         found = played(name)
         last = found.moves[len(found.meta.episodes[0].turns) - 1]
@@ -164,7 +164,7 @@ def _after_turns(text: str) -> list[str]:
     return [after for line, after in pairwise(lines) if line.startswith("Turn ")]
 
 
-def test_kuhn_poker_has_pass_and_bet_and_names_chips_in_the_long_run() -> None:
+def test_kuhn_poker_has_pass_and_bet_and_names_chips_in_the_long_run():
     found = Played(KuhnPoker(restart="same"), ("bet", "PASS", "BET"), opponent="aggressive")
     assert "in the long run" in found.moves[0]
     assert "You are player 0" in found.moves[0]
@@ -173,14 +173,14 @@ def test_kuhn_poker_has_pass_and_bet_and_names_chips_in_the_long_run() -> None:
     assert "Actions: player 0 PASS, player 1 BET." in found.moves[2]
 
 
-def test_the_published_reflection_on_kuhn_poker_shows_both_cards_in_training_only() -> None:
+def test_the_published_reflection_on_kuhn_poker_shows_both_cards_in_training_only():
     for split in ("train", "test"):
         found = Played(KuhnPoker(restart="same"), ("PASS",), split=split)  # type: ignore[arg-type]
         assert ("player 1 has" in found.reflections[0]) == (split == "train")
         assert not any("player 1 has" in prompt for prompt in found.moves)
 
 
-def test_sokoban_has_row_numbers_the_tick_and_three_moves() -> None:
+def test_sokoban_has_row_numbers_the_tick_and_three_moves():
     world = Sokoban()
     state = world.start(world.episode_seed(3, 0))
     expert = state.expert()
@@ -197,7 +197,7 @@ def test_sokoban_has_row_numbers_the_tick_and_three_moves() -> None:
     assert "*" not in world.wording().view(state, 0)
 
 
-def test_alfworld_lists_no_help_and_gives_no_hints() -> None:
+def test_alfworld_lists_no_help_and_gives_no_hints():
     found = played("alfworld")
     assert "'look'" in found.moves[0]
     assert "'help'" not in found.moves[0]
@@ -207,7 +207,7 @@ def test_alfworld_lists_no_help_and_gives_no_hints() -> None:
     assert "Your task is to:" in found.reflections[0]
 
 
-def test_webshop_offers_a_search_on_the_search_page_only_and_cuts_old_pages() -> None:
+def test_webshop_offers_a_search_on_the_search_page_only_and_cuts_old_pages():
     search = "search[made for every day]"  # many results
     found = Played(WORLDS[-1], (search,))
     assert "'search[<your words>]'" in found.moves[0]
@@ -223,7 +223,7 @@ def test_webshop_offers_a_search_on_the_search_page_only_and_cuts_old_pages() ->
     assert found.reflections[0].count("\nTurn ") == 12
 
 
-def test_the_text_anchor_of_webshop_does_not_say_which_options_are_chosen() -> None:
+def test_the_text_anchor_of_webshop_does_not_say_which_options_are_chosen():
     world = WebShop(products=30, test_goals=5, dev_goals=5, observation="text", anchor="text")
     state = world.start(world.episode_seed(3, 0))
     while "click[buy now]" not in state.legal():
@@ -234,7 +234,7 @@ def test_the_text_anchor_of_webshop_does_not_say_which_options_are_chosen() -> N
     assert state.anchor(0) == before
 
 
-def test_an_environment_without_published_words_uses_its_own_in_the_published_layout() -> None:
+def test_an_environment_without_published_words_uses_its_own_in_the_published_layout():
     found = Played(Corridor(), ("right",), episodes=2)
     world = Corridor()
     assert world.rules() in found.moves[0]
@@ -243,21 +243,21 @@ def test_an_environment_without_published_words_uses_its_own_in_the_published_la
     assert "<action>" not in found.reflections[0]
 
 
-def test_the_questions_of_a_memory_have_no_answer_format_of_moves() -> None:
+def test_the_questions_of_a_memory_have_no_answer_format_of_moves():
     found = Played(KuhnPoker(restart="same"), ("PASS",), memory=AMem(), episodes=3)
     asked = [prompt for prompt in found.all if "Keywords:" in prompt]
     assert len(asked) == 2
     assert all("<action>" not in prompt and "Kuhn poker" in prompt for prompt in asked)
 
 
-def test_past_trials_are_shown_whole_with_the_memory_of_histories() -> None:
+def test_past_trials_are_shown_whole_with_the_memory_of_histories():
     found = Played(TicTacToe(restart="same"), ("(1,1)",), memory=Notes(keep="both"))
     last = found.moves[-1]
     assert "In trial 1 you saw and did this:\nAt the start:" in last
     assert "Trial 1 was not completed.\nYour reflection on it:\nTake the middle." in last
 
 
-def test_a_prompt_that_does_not_fit_shows_fewer_turns() -> None:
+def test_a_prompt_that_does_not_fit_shows_fewer_turns():
     world = WORLDS[NAMES.index("alfworld")]
     found = Played(world)
     sizes = [len(turn.prompt_ids) for turn in found.meta.episodes[0].turns]
@@ -269,7 +269,7 @@ def test_a_prompt_that_does_not_fit_shows_fewer_turns() -> None:
     assert [turn.folded > 0 for turn in meta.episodes[0].turns] == [False] * 4 + [True] * 6
 
 
-def test_a_single_message_is_the_template_around_it() -> None:
+def test_a_single_message_is_the_template_around_it():
     chat = byte_chat()
     text = chat.tokenizer.decode(list(chat.alone("Go.")), skip_special_tokens=False)
     assert text == "<|user|>Go.<|end|><|assistant|>"
@@ -281,7 +281,7 @@ def show(*words: str) -> str:
     return found.output
 
 
-def test_show_prints_the_prompts_of_a_recipe_in_both_styles() -> None:
+def test_show_prints_the_prompts_of_a_recipe_in_both_styles():
     own = json.loads(show("paper_kuhn_poker", "--prompts", "--json"))
     titles = [one["title"] for one in own]
     assert titles[:2] == ["episode 1, turn 1", "reflection after episode 1"]
@@ -293,7 +293,7 @@ def test_show_prints_the_prompts_of_a_recipe_in_both_styles() -> None:
     assert "Game 3 of 3" in chat
 
 
-def test_show_prints_prompts_with_the_chat_template_of_the_model() -> None:
+def test_show_prints_prompts_with_the_chat_template_of_the_model():
     text = show("paper_tic_tac_toe", "--prompts", "--template", "--model.path=embedded")
     assert text.count("<|user|>") == text.count("<|assistant|>") == 3
     refused = CliRunner().invoke(app, ["show", "demo", "--template"])

@@ -59,7 +59,7 @@ def check_sharing(metrics: list[dict[str, Any]]) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("world", list(OWN))
-def test_a_paper_recipe_trains_and_resumes(world: str, tmp_path: Path) -> None:
+def test_a_paper_recipe_trains_and_resumes(world, tmp_path):
     folder = small(tmp_path, world, "run")
     train(folder.path, Callback(), lambda: False)
     assert len(folder.metrics()) == folder.recipe.run.updates

@@ -3,7 +3,6 @@
 import base64
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -83,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 @end_to_end
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "agent"
     folder = RunFolder.create(path, load_recipe("kuhn_poker", TINY))
     train(folder.path, Callback(), lambda: False)
@@ -91,7 +90,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.fixture
-def hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(request, monkeypatch):
     server = Hub(getattr(request, "param", 200))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -111,7 +110,7 @@ def _api(address: str) -> Any:
     return HfApi(endpoint=address, token="hf_secret")
 
 
-def test_the_hub_gets_weights_recipe_and_a_card_with_the_results(run: RunFolder, hub: Hub) -> None:
+def test_the_hub_gets_weights_recipe_and_a_card_with_the_results(run, hub):
     address = push_run(run, "me/agent", private=True)
     assert address.endswith("/me/agent")
     assert {"README.md", "config.json", "model.safetensors"} <= hub.files.keys()
@@ -127,7 +126,7 @@ def test_the_hub_gets_weights_recipe_and_a_card_with_the_results(run: RunFolder,
     assert str(run.path.parent) not in card
 
 
-def test_a_card_has_no_figures_of_other_weights(run: RunFolder) -> None:
+def test_a_card_has_no_figures_of_other_weights(run):
     results = read_run_results(run)
     assert results.chosen_update is not None
     options = {"name": "me/agent", "base": "embedded", "adapters": False}
@@ -139,7 +138,7 @@ def test_a_card_has_no_figures_of_other_weights(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("hub", [403], indirect=True)
-def test_a_refused_upload_gives_one_message_that_says_what_to_do(run: RunFolder, hub: Hub) -> None:
+def test_a_refused_upload_gives_one_message_that_says_what_to_do(run, hub):
     with pytest.raises(RunError, match=r"the model hub refused the upload: .*hf auth login"):
         push_run(run, "me/agent")
     assert hub.files == {}

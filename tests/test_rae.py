@@ -1,6 +1,5 @@
 """The estimator `rae`: baselines by hand, on several ranks, and across a kill."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def _rest(one: MetaEpisode) -> Any:
     return one.episodes, one.memories, one.policy_version
 
 
-def test_each_seat_has_a_baseline_that_is_taken_before_its_update() -> None:
+def test_each_seat_has_a_baseline_that_is_taken_before_its_update():
     """By hand, decay .5: seat 0 sees 4, 8, 2 and seat 1 sees -6; baselines begin at 0.
 
     b = 0, 2, 5 before the three episodes of seat 0, and 3.5 after them.
@@ -50,7 +49,7 @@ def test_each_seat_has_a_baseline_that_is_taken_before_its_update() -> None:
     assert state["e/1/1"] == pytest.approx(0.95 * -3 + 0.05 * 1)
 
 
-def test_episode_positions_have_baselines_of_their_own() -> None:
+def test_episode_positions_have_baselines_of_their_own():
     state: dict[str, float] = {}
     metas = [played(0, 10.0, -10.0), played(0, 10.0, -10.0, member=1)]
     credits = assign_credit(metas, SINGLE, lambda rows: estimate(rows, state=state, decay=0.9))
@@ -63,7 +62,7 @@ RAE: dict[str, Any] = {"advantages": {"name": "rae"}, "opponents": {"train": {"r
 
 
 @pytest.mark.e2e
-def test_a_resumed_run_has_the_baselines_of_a_whole_one(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_baselines_of_a_whole_one(tmp_path):
     run = check_training(tiny_recipe(KUHN, **RAE), tmp_path)
     states = []
     for folder in (run, RunFolder.open(tmp_path / "killed")):
@@ -77,7 +76,7 @@ def test_a_resumed_run_has_the_baselines_of_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_ranks_share_the_baselines(tmp_path: Path) -> None:
+def test_ranks_share_the_baselines(tmp_path):
     """The advantages of the first update are those of one process."""
     found = []
     for workers, deal in ((1, "groups"), (2, "groups"), (2, "members")):

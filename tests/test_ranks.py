@@ -187,7 +187,7 @@ def check_all(ranks: Ranks, folder: Path, stop: Any = None) -> dict[str, Any]:
 
 
 @pytest.mark.e2e
-def test_ranks_agree_and_sharded_state_equals_replicated_state(tmp_path: Path) -> None:
+def test_ranks_agree_and_sharded_state_equals_replicated_state(tmp_path):
     """Two ranks with work and one without."""
     size = 3
     found = launch_ranks(size, check_all, tmp_path, folder=tmp_path, stop=StopRequest())
@@ -212,7 +212,7 @@ def die(ranks: Ranks, stop: Any = None) -> None:
 
 
 @pytest.mark.e2e
-def test_a_rank_that_dies_is_reported_with_its_last_lines(tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_reported_with_its_last_lines(tmp_path):
     with pytest.raises(RankLost, match=r"rank 1 on .* ended unexpectedly(.|\n)*the last words"):
         launch_ranks(2, die, folder=tmp_path, stop=StopRequest())
 
@@ -231,7 +231,7 @@ class FakeStore:
         return all(key in self.values for key in keys)
 
 
-def test_a_rank_on_another_host_is_lost_after_forty_seconds_of_silence() -> None:
+def test_a_rank_on_another_host_is_lost_after_forty_seconds_of_silence():
     store, clock = FakeStore(), [0.0]
     peers = [Peer(0, "here", 1), Peer(1, "there", 2)]
     watch = Watch(Ranks(0, 2), peers, store)
@@ -248,14 +248,14 @@ def test_a_rank_on_another_host_is_lost_after_forty_seconds_of_silence() -> None
     assert "rank 1 on there (process 2) ended unexpectedly" in describe_loss(peers[1], None)
 
 
-def test_owners_get_equal_shares_of_whole_tensors() -> None:
+def test_owners_get_equal_shares_of_whole_tensors():
     sizes, loads = {"a": 1, "b": 5, "c": 4, "d": 2, "e": 6}, Counter[int]()
     for name, owner in assign_owners(sizes, 3).items():
         loads[owner] += sizes[name]
     assert loads == {0: 6, 1: 6, 2: 6}
 
 
-def test_the_memory_plan_divides_masters_and_moments_among_the_ranks() -> None:
+def test_the_memory_plan_divides_masters_and_moments_among_the_ranks():
     shape = PRESETS["qwen3-4b"]
     recipe = load_recipe("paper_alfworld", ["--learn.shard=optimizer"])
     alone, eight = (plan_memory(recipe, shape, 141e9, ranks=ranks).fixed for ranks in (1, 8))

@@ -29,7 +29,7 @@ from tests.view_runs import STYLES, store
 
 @pytest.fixture(scope="module")
 @end_to_end
-def finished(tmp_path_factory) -> RunFolder:
+def finished(tmp_path_factory):
     tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": STYLES}}
     folder = make_run(tmp_path_factory.mktemp("runs") / "demo-1", tables)
     write_report(folder)
@@ -265,9 +265,7 @@ def test_without_exact_lines_a_game_with_stakes_is_reported_by_its_score(tmp_pat
 @pytest.mark.parametrize(
     "stages", [("before training",), ("before training", "after training", "without memory")]
 )
-def test_the_legend_names_both_exact_lines_for_any_number_of_stages(
-    stages: tuple[str, ...],
-) -> None:
+def test_the_legend_names_both_exact_lines_for_any_number_of_stages(stages):
     axes = Figure().subplots()
     for name in (*stages, "best without adapting", "best learner"):
         axes.plot([0, 1], [0, 1], label=name)

@@ -28,7 +28,7 @@ from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
 from mage.reproduce.results import Pair, read_results
 from mage.reproduce.runner import Runner, RunnerProgress
-from mage.reproduce.tables import TABLES, Name
+from mage.reproduce.tables import TABLES
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.start import train
@@ -72,9 +72,7 @@ def never() -> bool:
     [(name, "small") for name in TABLES]
     + [pytest.param(name, "paper", marks=pytest.mark.e2e) for name in PAPER_TABLES],
 )
-def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(
-    name: Name, scale: str
-) -> None:
+def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(name, scale):
     plan = make_plan(name, scale=scale, seeds=[0, 1])  # type: ignore[arg-type]
     for world in plan.worlds:
         jobs = [job for job in plan.jobs if job.world == world]
@@ -83,7 +81,7 @@ def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(
         assert len({json.dumps(dict(population_of(job.recipe).pool("test"))) for job in jobs}) == 1
 
 
-def test_the_small_table_takes_less_than_three_hours_on_two_cores() -> None:
+def test_the_small_table_takes_less_than_three_hours_on_two_cores():
     plan = make_plan("table1", seeds=range(5))
     assert len(plan.jobs) == 2 * (5 * 5 + 4), (
         "five trained methods with five seeds, four without training once, two worlds"
@@ -91,7 +89,7 @@ def test_the_small_table_takes_less_than_three_hours_on_two_cores() -> None:
     assert sum(job.core_seconds for job in plan.jobs) / 2 < 3 * 3600
 
 
-def test_the_table_of_returns_gives_every_method_its_own_returns() -> None:
+def test_the_table_of_returns_gives_every_method_its_own_returns():
     """Values of the papers: discounts .95 and .6, rewards at the end of an episode."""
     jobs = {job.arm.label: job for job in make_plan("returns").jobs}
     options = {label: job.recipe.returns for label, job in jobs.items()}
@@ -105,13 +103,13 @@ def test_the_table_of_returns_gives_every_method_its_own_returns() -> None:
     assert population_of(jobs["mage"].recipe).pool("test") == {"dirichlet-0.5": 1.0}
 
 
-def test_a_table_without_an_environment_of_the_scale_is_refused() -> None:
+def test_a_table_without_an_environment_of_the_scale_is_refused():
     with pytest.raises(ValueError, match="returns has no environment of scale paper"):
         make_plan("returns", scale="paper")
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_the_table_of_published_credit_compares_two_credits(scale: str) -> None:
+def test_the_table_of_published_credit_compares_two_credits(scale):
     plan = make_plan("published", scale=scale, worlds=["tic_tac_toe"])  # type: ignore[arg-type]
     ours, published = (job.recipe for job in plan.jobs)
     assert (ours.advantages.name, published.advantages.name) == ("gigpo", "published")
@@ -119,14 +117,14 @@ def test_the_table_of_published_credit_compares_two_credits(scale: str) -> None:
     assert ours.returns.kind == published.returns.kind == "differential"
 
 
-def test_a_budget_sets_the_updates() -> None:
+def test_a_budget_sets_the_updates():
     (job,) = make_plan("table1", worlds=["tic_tac_toe"], only=["mage"], budget=3_000).jobs
     assert (job.recipe.run.updates, episodes_of_update(job.recipe)) == (10, 288)
     with pytest.raises(ValueError, match="less than one update"):
         make_plan("table1", worlds=["tic_tac_toe"], only=["mage"], budget=100)
 
 
-def test_wrong_seeds_and_names_are_refused() -> None:
+def test_wrong_seeds_and_names_are_refused():
     assert read_seeds("3") == [0, 1, 2]
     assert read_seeds("3-4") == [3, 4]
     for wrong in ("0", "x", "4-3", "-2"):
@@ -138,13 +136,13 @@ def test_wrong_seeds_and_names_are_refused() -> None:
         make_plan("population", worlds=["sokoban"])
 
 
-def test_arms_without_training_run_once_under_the_first_seed() -> None:
+def test_arms_without_training_run_once_under_the_first_seed():
     for seeds, names in (((0, 1), ["react", "mage-seed0", "mage-seed1"]), ((3,), ["mage-seed3"])):
         plan = tiny_plan("react", "mage", seeds=seeds)
         assert [job.name for job in plan.jobs] == [f"kuhn_poker-{name}" for name in names]
 
 
-def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
     words = ["reproduce", "table1", "--seeds", "5", "--jobs", "2", "--dry-run"]
     done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
@@ -168,7 +166,7 @@ def fork_workers() -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path: Path) -> None:
+def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path):
     more = ("--run.updates=4", "--play.members=2", "--evaluate.final_size=2")
     killed = go(tmp_path / "a", *more)
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
@@ -191,7 +189,7 @@ def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path: 
 
 
 @pytest.mark.e2e
-def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(tmp_path: Path) -> None:
+def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(tmp_path):
     runner = Runner(tiny_plan("mage"), tmp_path, LocalExecutor(1))
     assert not runner.run(
         ignore, lambda: (tmp_path / "kuhn_poker-mage-seed0" / "worker.log").is_file()
@@ -202,7 +200,7 @@ def test_a_stopped_reproduction_reports_it_and_leaves_no_worker(tmp_path: Path) 
 
 
 @pytest.mark.e2e
-def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
+def test_a_run_with_other_options_is_refused(tmp_path):
     (job,) = tiny_plan("react").jobs
     RunFolder.create(tmp_path / job.name, job.recipe)
     assert list(open_runs(tiny_plan("react"), tmp_path)) == [job.name]
@@ -211,9 +209,7 @@ def test_a_run_with_other_options_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_failed_run_is_reported_and_the_others_finish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_is_reported_and_the_others_finish(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "subprocess", Forked)
     plan = tiny_plan("react", "reflexion")
     broken = RunFolder.create(tmp_path / plan.jobs[0].name, plan.jobs[0].recipe)
@@ -231,7 +227,7 @@ def test_a_failed_run_is_reported_and_the_others_finish(
 
 @pytest.fixture(scope="module")
 @end_to_end
-def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+def reproduced(tmp_path_factory):
     """Two methods and two seeds, really run."""
     out = tmp_path_factory.mktemp("out")
     plan = tiny_plan("reflexion", "gigpo", "mage", seeds=(0, 1))
@@ -239,7 +235,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     return plan, out
 
 
-def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, Path]) -> None:
+def test_the_page_holds_tables_and_pictures_in_one_file(reproduced):
     plan, out = reproduced
     page, table, figures = write_page(plan, out)
     text = page.read_text("utf-8")
@@ -279,7 +275,7 @@ def test_the_page_holds_tables_and_pictures_in_one_file(reproduced: tuple[Plan, 
     assert [arm["label"] for arm in arms] == ["reflexion", "gigpo", "mage"]
 
 
-def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
+def test_figures_equal_those_of_the_runs(reproduced):
     plan, out = reproduced
     (world,) = read_results(plan, out / "runs")
     folders = open_runs(plan, out / "runs")
@@ -302,7 +298,7 @@ def test_figures_equal_those_of_the_runs(reproduced: tuple[Plan, Path]) -> None:
     assert world.budget_faults == ()
 
 
-def test_one_seed_of_a_trained_arm_is_never_significant() -> None:
+def test_one_seed_of_a_trained_arm_is_never_significant():
     sure = Difference(Estimate(0.2, 0.1, 0.3, 100), 0.0002)
     assert not Pair("mage", "final", 1, sure, 0.0002, trained=True).is_real
     assert Pair("mage", "final", 5, sure, 0.0002, trained=True).is_real
@@ -311,23 +307,21 @@ def test_one_seed_of_a_trained_arm_is_never_significant() -> None:
 
 
 @pytest.mark.e2e
-def test_unequal_budgets_are_reported(tmp_path: Path) -> None:
+def test_unequal_budgets_are_reported(tmp_path):
     plan = tiny_plan("gigpo", "mage", more=["--play.members=4", "--evaluate.final_size=2"])
     train_all(plan, tmp_path / "runs")
     (world,) = read_results(plan, tmp_path / "runs")
     assert world.budget_faults[0] == "training episodes differ: gigpo 4, mage 12"
 
 
-def test_missing_runs_are_named_and_the_page_is_still_written(
-    reproduced: tuple[Plan, Path],
-) -> None:
+def test_missing_runs_are_named_and_the_page_is_still_written(reproduced):
     _, out = reproduced
     plan = tiny_plan("reflexion", "gigpo", "mage", seeds=(0, 1, 2))
     told = "2 runs are missing: kuhn_poker-gigpo-seed2, kuhn_poker-mage-seed2"
     assert told in write_page(plan, out)[1].read_text()
 
 
-def test_choices_are_shares_among_all_moves_in_a_state() -> None:
+def test_choices_are_shares_among_all_moves_in_a_state():
     count = count_choices(meta((1.0, -1.0), anchors=("a", "b", "a")))
     assert count == {
         (k, state, "x"): times for k in (0, 1) for state, times in (("a", 2), ("b", 1))
@@ -340,7 +334,7 @@ def test_choices_are_shares_among_all_moves_in_a_state() -> None:
 
 
 @pytest.mark.e2e
-def test_methods_trained_on_single_games_get_the_same_prompt_in_evaluation(tmp_path: Path) -> None:
+def test_methods_trained_on_single_games_get_the_same_prompt_in_evaluation(tmp_path):
     """A policy trained on `game 1 of 1` is not evaluated on `game 3 of 3`, an unseen prompt."""
     more = ("--run.workers=1", "--evaluate.episodes=3", "--run.episodes_every=1")
     recipe = load_recipe("kuhn_poker+gigpo", [*TINY, *more])

@@ -15,7 +15,7 @@ from mage.reproduce.pictures import draw_choices, draw_curves, draw_habits
 from mage.reproduce.plan import make_plan
 from mage.reproduce.reflections import quote_reflections
 from mage.reproduce.results import ArmCurve, CurvePanel, _paper_rates
-from mage.reproduce.tables import TABLES, Name, Table
+from mage.reproduce.tables import TABLES
 from mage.types import MetaEpisode, Outcome
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -44,14 +44,12 @@ def played(*outcomes: Outcome, group: int = 0) -> MetaEpisode:
         ("anchor", ("kuhn_poker", "test"), "local", {1: 0.336}),
     ],
 )
-def test_the_figures_of_the_paper_are_known_by_episode(
-    name: Name, key: tuple[str, str], label: str, curve: dict[int, float]
-) -> None:
+def test_the_figures_of_the_paper_are_known_by_episode(name, key, label, curve):
     assert TABLES[name].paper[key][label] == curve  # type: ignore[index]
 
 
 @pytest.mark.parametrize("table", [one for one in TABLES.values() if one.paper])
-def test_tables_with_figures_of_the_paper_compare_what_the_paper_reports(table: Table) -> None:
+def test_tables_with_figures_of_the_paper_compare_what_the_paper_reports(table):
     for (world, split), rates in table.paper.items():
         wanted = "draw_at" if (world, split) == ("tic_tac_toe", "ood") else "pass_at"
         assert table.measure_of(world.partition(",")[0], split) == wanted
@@ -72,7 +70,7 @@ def test_tables_with_figures_of_the_paper_compare_what_the_paper_reports(table: 
     ],
 )
 @pytest.mark.parametrize("name", ["table1", "ood"])
-def test_the_paper_stands_beside_its_own_model_only(name: Name, model: str, is_shown: bool) -> None:
+def test_the_paper_stands_beside_its_own_model_only(name, model, is_shown):
     plan = make_plan(name, scale="paper", model=model, worlds=["tic_tac_toe"], only=["mage"])
     expected = (((10, 0.672),), ((1, 0.812), (10, 1.0))) if is_shown else ((), ())
     found = tuple(_paper_rates(plan, plan.jobs[0], "", split) for split in ("test", "ood"))  # type: ignore[arg-type]
@@ -82,7 +80,7 @@ def test_the_paper_stands_beside_its_own_model_only(name: Name, model: str, is_s
 # --- Pairs of state and move
 
 
-def test_repeats_and_entropy_tell_a_fixed_path_from_a_scattered_one() -> None:
+def test_repeats_and_entropy_tell_a_fixed_path_from_a_scattered_one():
     same = meta((0.0, 0.0), anchors=("a", "b"))
     turns = tuple(replace(turn, action=word) for turn, word in zip(same.episodes[1].turns, "yz"))
     other = replace(same.episodes[1], turns=turns)
@@ -97,7 +95,7 @@ def test_repeats_and_entropy_tell_a_fixed_path_from_a_scattered_one() -> None:
     assert (scattered[1].turns, scattered[1].pairs) == (4, 4)
 
 
-def test_frequencies_are_shares_of_all_turns_and_illegal_replies_are_moves() -> None:
+def test_frequencies_are_shares_of_all_turns_and_illegal_replies_are_moves():
     one = meta((0.0,), anchors=("a", "a", "b"))
     turns = one.episodes[0].turns
     illegal = replace(one.episodes[0], turns=(*turns, replace(turns[0], legal=False)))
@@ -109,7 +107,7 @@ def test_frequencies_are_shares_of_all_turns_and_illegal_replies_are_moves() -> 
 # --- Reflections
 
 
-def test_the_first_task_lost_and_later_won_is_quoted_up_to_its_win() -> None:
+def test_the_first_task_lost_and_later_won_is_quoted_up_to_its_win():
     metas = [
         played("won", "lost", "won", group=0),
         played("lost", "lost", "lost", group=1),
@@ -128,7 +126,7 @@ def test_the_first_task_lost_and_later_won_is_quoted_up_to_its_win() -> None:
     assert quote_reflections({"react": [silent]}) == (), "this arm writes no reflections"
 
 
-def test_a_long_reply_is_cut_and_marked() -> None:
+def test_a_long_reply_is_cut_and_marked():
     found = played("lost", "won")
     note = found.episodes[1].reflection
     assert note is not None
@@ -148,7 +146,7 @@ def curve(label: str, *values: float, paper: tuple[tuple[int, float], ...] = ())
     return ArmCurve(label, label != "react", found, paper)
 
 
-def test_pictures_are_whole_svg_files_with_names_and_the_same_bytes() -> None:
+def test_pictures_are_whole_svg_files_with_names_and_the_same_bytes():
     arms = (curve("react", 0.1, 0.2), curve("mage", 0.4, 0.6, paper=((1, 0.3), (2, 0.9))))
     panel = CurvePanel("ood", "1 box", "pass_at", arms)
     text = draw_curves(panel)

@@ -27,9 +27,7 @@ def call(*words: str | Path) -> Result:
 
 
 @pytest.mark.e2e
-def test_the_scale_of_the_paper_names_everything_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scale_of_the_paper_names_everything_that_is_missing(tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.delenv("WEBSHOP_DATA", raising=False)
     done = call("table1", "--scale", "paper", "--out", tmp_path / "out")
@@ -40,14 +38,14 @@ def test_the_scale_of_the_paper_names_everything_that_is_missing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_model_that_does_not_exist_is_named(tmp_path):
     words = ("--scale", "paper", "--environment", "tic_tac_toe", "--dry-run")
     done = call("table1", *words, "--model", tmp_path / "gone")
     assert done.exit_code == 2
     assert f"the model {tmp_path / 'gone'}: model.path = " in done.stderr
 
 
-def test_a_generated_shop_is_not_the_official_data() -> None:
+def test_a_generated_shop_is_not_the_official_data():
     plan = make_plan(
         "table1", scale="paper", worlds=["webshop"], overrides=["--environments.data="]
     )
@@ -55,12 +53,12 @@ def test_a_generated_shop_is_not_the_official_data() -> None:
     assert "environments.data" in find_differences(plan.jobs[0])
 
 
-def test_the_scale_for_a_cpu_needs_nothing() -> None:
+def test_the_scale_for_a_cpu_needs_nothing():
     assert find_missing(make_plan("table1")) == []
 
 
 @pytest.mark.e2e
-def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper() -> None:
+def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper():
     plan = make_plan("table1", scale="paper", model="/models/Qwen3-4B", worlds=GAMES)
     assert {tuple(find_differences(job)) for job in plan.jobs} == {()}
     assert "a standard error of about four points" in paper_note(plan)
@@ -80,7 +78,7 @@ def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper() -> None:
         ("qwen3-4b", "--evaluate.final_size=64", "evaluate.final_size"),
     ],
 )
-def test_other_settings_hide_the_figures_of_the_paper(model: str, override: str, key: str) -> None:
+def test_other_settings_hide_the_figures_of_the_paper(model, override, key):
     plan = make_plan(
         "table1",
         scale="paper",
@@ -93,7 +91,7 @@ def test_other_settings_hide_the_figures_of_the_paper(model: str, override: str,
     assert key in paper_note(plan)
 
 
-def test_memory_and_speed_options_do_not_hide_the_figures_of_the_paper() -> None:
+def test_memory_and_speed_options_do_not_hide_the_figures_of_the_paper():
     overrides = ["--engines.slots=8", "--learn.recompute=true", "--learn.micro_tokens=4096"]
     plan = make_plan(
         "table1", scale="paper", model="qwen3-4b", worlds=["kuhn_poker"], overrides=overrides
@@ -102,7 +100,7 @@ def test_memory_and_speed_options_do_not_hide_the_figures_of_the_paper() -> None
 
 
 @pytest.mark.e2e
-def test_rooms_with_one_and_three_boxes_have_separate_rows(tmp_path: Path) -> None:
+def test_rooms_with_one_and_three_boxes_have_separate_rows(tmp_path):
     plan = make_plan(
         "ood",
         worlds=["sokoban"],
@@ -122,7 +120,7 @@ def test_rooms_with_one_and_three_boxes_have_separate_rows(tmp_path: Path) -> No
 
 
 @pytest.mark.e2e
-def test_the_draw_rate_is_compared_against_mcts_1000(tmp_path: Path) -> None:
+def test_the_draw_rate_is_compared_against_mcts_1000(tmp_path):
     plan = make_plan(
         "population",
         worlds=["tic_tac_toe"],
@@ -155,7 +153,7 @@ H200 = {  # measured seconds of an update with replies of 256 tokens, docs/perfo
 
 
 @pytest.mark.parametrize("world", H200)
-def test_the_estimate_is_near_a_measured_update(world: str) -> None:
+def test_the_estimate_is_near_a_measured_update(world):
     """Games are left out: random weights gave illegal replies up to the turn limit there."""
     measured, card, changes = H200[world]
     short = ("--agent.max_tokens=256", "--agent.reflection_tokens=256") if changes else ()
@@ -165,8 +163,8 @@ def test_the_estimate_is_near_a_measured_update(world: str) -> None:
 
 
 def test_a_dry_run_shows_tokens_and_hours_as_an_estimate_without_data_or_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     words = ("table1", "--scale", "paper", "--environment", "alfworld", "--only", "react,mage")
     shown = call(*words, "--seeds", "2", "--dry-run", "--out", tmp_path / "out").stderr
@@ -178,7 +176,7 @@ def test_a_dry_run_shows_tokens_and_hours_as_an_estimate_without_data_or_model(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_cost_counts_long_replies_runs_and_ranks() -> None:
+def test_the_cost_counts_long_replies_runs_and_ranks():
     (job,) = make_plan("table1", scale="paper", worlds=["alfworld"], only=["mage"]).jobs
     one, eight = estimate_cost(job), estimate_cost(job, 8)
     # 28,800 + 28,160 episodes of 10 turns; 2 of 3 and 9 of 10 episodes have a reflection.

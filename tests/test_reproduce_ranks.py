@@ -28,9 +28,7 @@ def call(*words: str | Path) -> Any:
 
 
 @pytest.mark.e2e
-def test_two_ranks_give_the_figures_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_give_the_figures_of_one_process(tmp_path, monkeypatch):
     """Gradients are summed in another order, so metrics agree to about 1e-5 (docs/scaling.md)."""
     monkeypatch.setattr("mage.cli.verbs.reproduce._write", lambda plan, out: None)
     monkeypatch.setattr("mage.reproduce.executors.subprocess", Forked)
@@ -65,7 +63,7 @@ def test_two_ranks_give_the_figures_of_one_process(
         (("--ranks", "2", "--executor", "ray"), "--ranks needs --executor local"),
     ],
 )
-def test_wrong_ranks_are_one_message(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_wrong_ranks_are_one_message(words, message, tmp_path):
     done = call("table1", *WHAT, "--out", tmp_path / "out", "--run.device=cpu", *words)
     assert done.exit_code == 2
     assert done.stderr.startswith("mage: ")
@@ -74,9 +72,7 @@ def test_wrong_ranks_are_one_message(words: tuple[str, ...], message: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_all_runs_of_a_table_have_one_commit_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_runs_of_a_table_have_one_commit_of_the_model(tmp_path, monkeypatch):
     commits = ["a" * 40, "b" * 40]
     monkeypatch.setenv("MAGE_MODELS", str(tmp_path / "models"))
 

@@ -17,7 +17,7 @@ KEPT = [one for one in FOLDERS if not any(one in other.parents for other in FOLD
 
 
 @pytest.mark.e2e
-def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> None:
+def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path):
     folder = make_run(tmp_path / "one")
     (folder.checkpoints / "model.safetensors").write_bytes(b"weights")
     keep = runpy.run_path(str(SCRIPTS / "keep_results.py"))["keep"]
@@ -38,7 +38,7 @@ def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda path: path.name)
-def test_results_in_the_repository_are_small_and_name_no_machine(folder: Path) -> None:
+def test_results_in_the_repository_are_small_and_name_no_machine(folder):
     assert sum(path.stat().st_size for path in folder.rglob("*")) < 2_000_000
     for path in folder.rglob("*.json"):
         assert "/tmp/" not in path.read_text()
@@ -46,7 +46,7 @@ def test_results_in_the_repository_are_small_and_name_no_machine(folder: Path) -
         assert list_run(run.name, run)["state"] in ("finished", "stopped")
 
 
-def test_every_folder_of_results_says_how_it_was_made() -> None:
+def test_every_folder_of_results_says_how_it_was_made():
     assert {path for path in RESULTS.iterdir() if path.is_dir()} <= set(FOLDERS)
     for folder in FOLDERS:
         text = (folder / "README.md").read_text()
@@ -56,7 +56,7 @@ def test_every_folder_of_results_says_how_it_was_made() -> None:
 
 
 @pytest.mark.e2e
-def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path: Path) -> None:
+def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path):
     runpy.run_path(str(SCRIPTS / "draw_results.py"))["draw"](tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert set(drawn) == {
@@ -69,7 +69,7 @@ def test_the_pictures_of_the_results_are_drawn_from_the_kept_files(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["kuhn", "draws", "cfr"])
-def test_the_page_about_the_figures_of_the_paper_is_computed(name: str) -> None:
+def test_the_page_about_the_figures_of_the_paper_is_computed(name):
     """The table of rooms takes a minute, so it is computed by the script alone."""
     script = runpy.run_path(str(SCRIPTS / "paper_figures.py"))
     text = script["PAGE"].read_text("utf-8")

@@ -1,8 +1,6 @@
 """Reward functions of the user: their options, metrics, transcripts and credit."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +28,7 @@ LOST = Episode((), None, (), -1.0, -10.0, "lost", "finished", "")
         {"tests": {"reward_functions": {"many_turns": 1, "short": 1}}},
     ],
 )
-def test_functions_are_named_by_a_list_words_or_weights(written: Any) -> None:
+def test_functions_are_named_by_a_list_words_or_weights(written):
     assert PlayOptions(rewards=written).rewards == {TURNS: 1.0, SHORT: 1.0}
 
 
@@ -43,7 +41,7 @@ def test_functions_are_named_by_a_list_words_or_weights(written: Any) -> None:
         ("bonus", "is not a dotted path"),
     ],
 )
-def test_wrong_paths_are_errors_of_the_recipe(path: str, message: str) -> None:
+def test_wrong_paths_are_errors_of_the_recipe(path, message):
     with pytest.raises(UserError, match=message):
         build_recipe(
             {
@@ -54,7 +52,7 @@ def test_wrong_paths_are_errors_of_the_recipe(path: str, message: str) -> None:
         )
 
 
-def test_bonuses_are_added_by_weight_and_by_name() -> None:
+def test_bonuses_are_added_by_weight_and_by_name():
     terms = find_rewards({TURNS: 2.0, SHORT: 0.5})
     paid = add_rewards(LOST, terms)
     assert (paid.reward, paid.score) == (-10.0, -1.0)
@@ -72,7 +70,7 @@ def many_turns(episode: Episode) -> float:
     ("name", "message"),
     [("fails", "fails failed: KeyError: 'no such field'"), ("nothing", "returned nan")],
 )
-def test_a_failing_function_gives_one_message(name: str, message: str) -> None:
+def test_a_failing_function_gives_one_message(name, message):
     terms = find_rewards({f"tests.reward_functions.{name}": 1.0})
     with pytest.raises(
         UserError, match=f"play.rewards: tests.reward_functions.{message}|{message}"
@@ -81,7 +79,7 @@ def test_a_failing_function_gives_one_message(name: str, message: str) -> None:
 
 
 @pytest.mark.e2e
-def test_rewards_are_logged_stored_and_explained(tmp_path: Path) -> None:
+def test_rewards_are_logged_stored_and_explained(tmp_path):
     play = {"episodes": 2, "groups": 2, "members": 2, "rewards": {TURNS: 0.25, SHORT: 1.0}}
     recipe = tiny_recipe({"name": "kuhn_poker"}, opponents={"train": {"random": 1.0}}, play=play)
     run = mage.train(recipe, runs=tmp_path)
@@ -100,7 +98,7 @@ def test_rewards_are_logged_stored_and_explained(tmp_path: Path) -> None:
     assert all("is the game" in one and "many_turns" in one for one in sentences)
 
 
-def test_episodes_without_functions_are_stored_as_before(tmp_path: Path) -> None:
+def test_episodes_without_functions_are_stored_as_before(tmp_path):
     from mage.run_folder.episode_files import write_meta_episodes
     from mage.types import MetaEpisode, Task
 

@@ -26,7 +26,7 @@ def alone(program: str, seat: int, seed: int, others: list[int]) -> list[int]:
     return made
 
 
-def test_interleaved_live_matches_have_the_throws_of_programs_that_play_alone() -> None:
+def test_interleaved_live_matches_have_the_throws_of_programs_that_play_alone():
     """Two matches of each of the 43 programs at once, in both seats."""
     rng = random.Random(0)
     world = RockPaperScissors(throws=40)
@@ -45,7 +45,7 @@ def test_interleaved_live_matches_have_the_throws_of_programs_that_play_alone() 
 
 
 @pytest.mark.parametrize("name", ["greenberg", "iocainebot", "randbot"])
-def test_a_game_that_is_not_continued_is_replayed(name: str) -> None:
+def test_a_game_that_is_not_continued_is_replayed(name):
     """The same opponent object is asked about a long game, a shorter one and another one."""
     program, rng = find(f"roshambo-{name}"), random.Random(1)
     others = [rng.randrange(3) for _ in range(30)]
@@ -60,7 +60,7 @@ def test_a_game_that_is_not_continued_is_replayed(name: str) -> None:
         assert program.policy(state, 0) == {THROWS[made[length]]: 1.0}  # asked twice
 
 
-def test_a_program_leaves_the_random_numbers_of_other_code_alone() -> None:
+def test_a_program_leaves_the_random_numbers_of_other_code_alone():
     library = ctypes.CDLL(None)
     library.srandom(11)
     expected = [library.random() for _ in range(5)]
@@ -74,9 +74,7 @@ def test_a_program_leaves_the_random_numbers_of_other_code_alone() -> None:
     assert found == expected
 
 
-def test_a_match_of_1000_throws_steps_each_program_once_a_throw(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_match_of_1000_throws_steps_each_program_once_a_throw(monkeypatch):
     steps = 0
     make = pyspiel.make_roshambo_bot
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mage.cli.main import app
-from mage.config.recipe import Recipe, build_recipe
+from mage.config.recipe import build_recipe
 from mage.report.run_results import read_run_results
 from mage.run_folder import (
     LAUNCH,
@@ -83,17 +83,17 @@ metas = st.builds(
 
 
 @pytest.fixture
-def recipe(kuhn_tables: dict[str, Any]) -> Recipe:
+def recipe(kuhn_tables):
     return build_recipe(kuhn_tables)
 
 
 @pytest.fixture
-def run(tmp_path: Path, recipe: Recipe) -> RunFolder:
+def run(tmp_path, recipe):
     return RunFolder.create(tmp_path / "run", recipe)
 
 
 @pytest.fixture(scope="module")
-def shared_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def shared_run(tmp_path_factory):
     tables = {"environments": {"name": "kuhn_poker"}, "opponents": {"train": {"random": 1.0}}}
     return RunFolder.create(tmp_path_factory.mktemp("runs") / "run", build_recipe(tables))
 
@@ -102,14 +102,12 @@ def full_disk(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_run_is_opened_with_the_recipe_it_was_created_with(
-    run: RunFolder, recipe: Recipe
-) -> None:
+def test_a_run_is_opened_with_the_recipe_it_was_created_with(run, recipe):
     assert RunFolder.open(run.path).recipe == recipe
     assert run.checkpoints.is_dir()
 
 
-def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
+def test_versions_are_those_of_the_installed_packages(run):
     import numpy
 
     stored = run.read_versions()
@@ -119,7 +117,7 @@ def test_versions_are_those_of_the_installed_packages(run: RunFolder) -> None:
     assert stored["packages"]["numpy"] == numpy.__version__
 
 
-def test_an_existing_folder_is_never_overwritten(run: RunFolder, recipe: Recipe) -> None:
+def test_an_existing_folder_is_never_overwritten(run, recipe):
     run.append_metrics({"update": 1})
     told = r"exists already: resume it \(--resume .*run\), give the new run another name"
     with pytest.raises(RunError, match=told):
@@ -128,9 +126,7 @@ def test_an_existing_folder_is_never_overwritten(run: RunFolder, recipe: Recipe)
 
 
 @pytest.mark.e2e
-def test_a_kill_while_a_folder_is_created_leaves_no_run_or_a_whole_one(
-    tmp_path: Path, recipe: Recipe
-) -> None:
+def test_a_kill_while_a_folder_is_created_leaves_no_run_or_a_whole_one(tmp_path, recipe):
     """The process is killed before its first file operation, before its second one, and so on."""
     path, numbers = tmp_path / "runs" / "run", itertools.count(1)
 
@@ -147,9 +143,7 @@ def test_a_kill_while_a_folder_is_created_leaves_no_run_or_a_whole_one(
     assert [one.name for one in path.parent.iterdir()] == ["run"], "no leftovers of killed ones"
 
 
-def test_a_run_without_a_name_gets_the_next_number(
-    tmp_path: Path, recipe: Recipe, kuhn_tables: dict[str, Any]
-) -> None:
+def test_a_run_without_a_name_gets_the_next_number(tmp_path, recipe, kuhn_tables):
     assert choose_path(tmp_path, recipe, "demo") == tmp_path / "demo-1"
     (tmp_path / "demo-1").mkdir()
     assert choose_path(tmp_path, recipe, "demo") == tmp_path / "demo-2"
@@ -157,7 +151,7 @@ def test_a_run_without_a_name_gets_the_next_number(
     assert choose_path(tmp_path, named, "demo") == tmp_path / "mine"
 
 
-def test_metrics_hold_one_json_object_per_update(run: RunFolder) -> None:
+def test_metrics_hold_one_json_object_per_update(run):
     run.append_metrics({"update": 1, "loss": 0.5})
     run.append_metrics({"update": 2, "loss": float("nan"), "rows": [1, float("inf")]})
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
@@ -168,7 +162,7 @@ def test_metrics_hold_one_json_object_per_update(run: RunFolder) -> None:
     assert run.timing() == []
 
 
-def test_a_rewound_run_has_nothing_after_that_update(run: RunFolder) -> None:
+def test_a_rewound_run_has_nothing_after_that_update(run):
     for update in (1, 2, 3):
         run.append_metrics({"update": update})
         run.append_timing({"update": update, "seconds": 1.5})
@@ -180,9 +174,7 @@ def test_a_rewound_run_has_nothing_after_that_update(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"{", b'{"update": 2', b'{"update": 2}', b'{"update": 2}\n'])
-def test_a_line_that_a_kill_left_without_its_checksum_is_dropped(
-    run: RunFolder, rest: bytes
-) -> None:
+def test_a_line_that_a_kill_left_without_its_checksum_is_dropped(run, rest):
     run.append_metrics({"update": 1})
     path = run.path / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + rest)
@@ -192,7 +184,7 @@ def test_a_line_that_a_kill_left_without_its_checksum_is_dropped(
     assert run.metrics() == [{"update": 1}, {"update": 2}]
 
 
-def test_a_run_of_an_old_version_is_read_without_checksums(run: RunFolder) -> None:
+def test_a_run_of_an_old_version_is_read_without_checksums(run):
     (run.path / "versions.json").write_text('{"mage": "0.1"}')
     (run.path / "metrics.jsonl").write_text('{"update": 1}\n{"update": 2}\n')
     (run.path / "evaluations" / "before.json").write_text('{"score": 0.25}')
@@ -210,9 +202,7 @@ def hold(path: Path, note: Path) -> None:
         time.sleep(600)
 
 
-def test_a_second_process_is_refused_and_a_stale_lock_is_not(
-    run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_second_process_is_refused_and_a_stale_lock_is_not(run, tmp_path):
     other = processes.start(hold, run.path, tmp_path / "held")
     while not (tmp_path / "held").exists():
         assert other.is_alive()
@@ -227,9 +217,7 @@ def test_a_second_process_is_refused_and_a_stale_lock_is_not(
         lock_run(run.path).__enter__()
 
 
-def test_a_small_file_that_holds_too_much_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_that_holds_too_much_is_not_unpacked(tmp_path, monkeypatch):
     """100,000 line breaks in 130 bytes; the limit of a real file is larger."""
     monkeypatch.setattr(files, "_MOST_UNPACKED", 1_000)
     path = files.write_packed(tmp_path / "x.jsonl.gz", "\n" * 100_000)
@@ -241,7 +229,7 @@ def test_a_small_file_that_holds_too_much_is_not_unpacked(
 @pytest.mark.parametrize(
     "name", [".lock", "metrics.jsonl", "timing.jsonl", "checkpoints", "report", "episodes/x.gz"]
 )
-def test_a_folder_with_a_link_is_not_written(run: RunFolder, tmp_path: Path, name: str) -> None:
+def test_a_folder_with_a_link_is_not_written(run, tmp_path, name):
     """A stranger's run folder: the link leads to a file or folder of the user."""
     own = tmp_path / "own"
     own.mkdir() if name in ("checkpoints", "report") else own.write_text("mine")
@@ -262,9 +250,7 @@ def test_a_folder_with_a_link_is_not_written(run: RunFolder, tmp_path: Path, nam
 @pytest.mark.e2e
 @settings(max_examples=15)
 @given(st.lists(metas, max_size=3))
-def test_episodes_are_read_back_as_they_were_written(
-    shared_run: RunFolder, stored: list[MetaEpisode]
-) -> None:
+def test_episodes_are_read_back_as_they_were_written(shared_run, stored):
     path = shared_run.write_episodes(40, stored)
     assert path.name == "step_000040.jsonl.gz"
     assert shared_run.read_episodes(40) == stored
@@ -274,7 +260,7 @@ def test_episodes_are_read_back_as_they_were_written(
 
 
 @pytest.mark.parametrize("change", [b"7", b"[" * 100_000, None])
-def test_a_changed_table_of_contents_is_not_used(run: RunFolder, change: bytes | None) -> None:
+def test_a_changed_table_of_contents_is_not_used(run, change):
     path = run.write_episodes(5, [meta((1.0, -1.0), group=3)])
     table, rows = contents_path(path), read_contents(path).rows
     assert read_contents(path).offsets
@@ -285,7 +271,7 @@ def test_a_changed_table_of_contents_is_not_used(run: RunFolder, change: bytes |
     assert not read_contents(path).offsets, "the file itself was read"
 
 
-def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> None:
+def test_only_the_transcripts_of_the_newest_updates_are_kept(run):
     for update in (10, 20, 30, 40):
         run.write_episodes(update, [])
         write_credits(run.path, update, [])
@@ -301,9 +287,7 @@ def test_only_the_transcripts_of_the_newest_updates_are_kept(run: RunFolder) -> 
     ]
 
 
-def test_a_kill_before_any_operation_of_a_deletion_of_transcripts_is_made_good(
-    run: RunFolder, tmp_path: Path
-) -> None:
+def test_a_kill_before_any_operation_of_a_deletion_of_transcripts_is_made_good(run, tmp_path):
     """The next deletion removes what is left of the same update."""
     numbers = itertools.count(1)
 
@@ -320,7 +304,7 @@ def test_a_kill_before_any_operation_of_a_deletion_of_transcripts_is_made_good(
     assert next(numbers) == 5, "transcripts, table of contents and credit were deleted one by one"
 
 
-def test_temporary_files_of_a_killed_process_are_deleted(run: RunFolder) -> None:
+def test_temporary_files_of_a_killed_process_are_deleted(run):
     left = [run.path / ".metrics.jsonl.7.tmp", run.path / "episodes" / ".step_000001.7.tmp"]
     for path in left:
         path.write_text("half")
@@ -329,7 +313,7 @@ def test_temporary_files_of_a_killed_process_are_deleted(run: RunFolder) -> None
     assert [path for path in run.path.rglob(".*") if path.name != ".lock"] == []
 
 
-def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:
+def test_evaluations_and_the_summary_are_read_back(run):
     run.write_evaluation("before", {"score": 0.25})
     run.write_summary({"gain": 0.5})
     assert run.evaluation_names() == ["before"]
@@ -340,9 +324,7 @@ def test_evaluations_and_the_summary_are_read_back(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_and_no_temporary_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_temporary_file(tmp_path, monkeypatch, failing):
     path = write_atomic(tmp_path / "summary.json", b"old")
     monkeypatch.setattr(os, failing, full_disk)
     told = r"cannot write .*summary\.json: No space left on device\. Files saved earlier are unch"
@@ -352,9 +334,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_temporary_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_kill_between_the_first_line_and_its_checksum_leaves_a_valid_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_the_first_line_and_its_checksum_leaves_a_valid_file(tmp_path, monkeypatch):
     """The second write is the checksum of the first line. The run can be read and resumed."""
     calls: list[Path] = []
 
@@ -376,9 +356,7 @@ def test_a_kill_between_the_first_line_and_its_checksum_leaves_a_valid_file(
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 64])
-def test_an_update_is_added_without_reading_the_updates_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
-) -> None:
+def test_an_update_is_added_without_reading_the_updates_before_it(tmp_path, monkeypatch, cut):
     """`cut`: bytes of an incomplete checksum, which a kill can leave."""
     lines = UpdateLines(tmp_path / "metrics.jsonl", checked=True)
     monkeypatch.delattr("mage.run_folder.update_lines.read_lines")
@@ -390,7 +368,7 @@ def test_an_update_is_added_without_reading_the_updates_before_it(
     assert [record["update"] for record in lines.read()] == [1, 2, 3]
 
 
-def test_emptied_checksums_of_a_finished_run_are_reported(run: RunFolder) -> None:
+def test_emptied_checksums_of_a_finished_run_are_reported(run):
     run.append_metrics({"update": 1})
     run.write_summary({"updates": 1, "chosen_update": 0})
     (run.path / "metrics.sha256").write_text("")
@@ -400,8 +378,8 @@ def test_emptied_checksums_of_a_finished_run_are_reported(run: RunFolder) -> Non
 
 @pytest.mark.parametrize("state", ["empty", "warm", "locked"])
 def test_a_failed_start_deletes_a_new_run_only_if_it_is_unused_and_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+    tmp_path, monkeypatch, state
+):
     """A finished warm-up stays, and so does a run that another process has locked since then."""
     path, held = tmp_path / "runs" / "mine", ExitStack()
 
@@ -421,7 +399,7 @@ def test_a_failed_start_deletes_a_new_run_only_if_it_is_unused_and_empty(
     assert ("continue with: mage train --resume" in done.output) == path.exists()
 
 
-def test_a_run_that_was_deleted_under_its_lock_is_not_used(run: RunFolder) -> None:
+def test_a_run_that_was_deleted_under_its_lock_is_not_used(run):
     with lock_run(run.path):
         waiting = open(run.path / ".lock", "ab+", buffering=0)  # noqa: SIM115
         shutil.rmtree(run.path)
@@ -431,9 +409,7 @@ def test_a_run_that_was_deleted_under_its_lock_is_not_used(run: RunFolder) -> No
             pass
 
 
-def test_a_full_disk_does_not_hinder_a_lock(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_hinder_a_lock(run, monkeypatch):
     """What it holds is for a message only; a run that has failed is deleted under its lock."""
     monkeypatch.setattr("mage.run_folder.lock._write_owner", full_disk)
     with lock_run(run.path), pytest.raises(RunLocked, match="another process"):

@@ -55,7 +55,7 @@ def play(
 
 
 @pytest.fixture(autouse=True)
-def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_shards(monkeypatch):
     monkeypatch.setattr("mage.evaluation.shards._MIN_SIZE", 12)
 
 
@@ -69,7 +69,7 @@ MEMORIES: dict[str, Memory] = {
 }
 
 
-def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
+def test_a_panel_that_is_played_twice_has_two_plays_of_every_task():
     population = Population(train=STYLES)
     play_setup = setting_of(Notes(keep="both"))
     tasks = make_panel(play_setup.environment, population, "test", size=30, episodes=2)
@@ -88,7 +88,7 @@ def test_a_panel_that_is_played_twice_has_two_plays_of_every_task() -> None:
 
 
 @pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
-def test_shards_give_the_rows_of_a_panel_played_at_once(memory: Memory) -> None:
+def test_shards_give_the_rows_of_a_panel_played_at_once(memory):
     rows, metas = play(memory)
     whole = play_groups(setting_of(memory), [[task] for task in TASKS], 7)
     world = setting_of(memory).environment.digest()
@@ -103,9 +103,7 @@ def whole_rows(name: str) -> list[TaskRow]:
 
 @pytest.mark.parametrize("name", MEMORIES)
 @pytest.mark.parametrize("when", [1, 13, 29])
-def test_a_killed_evaluation_resumes_from_its_stored_shards(
-    name: str, when: int, tmp_path: Path
-) -> None:
+def test_a_killed_evaluation_resumes_from_its_stored_shards(name, when, tmp_path):
     memory = MEMORIES[name]
     counted: list[int] = []
 
@@ -128,7 +126,7 @@ def test_a_killed_evaluation_resumes_from_its_stored_shards(
     assert len(json.loads((tmp_path / "s").read_text().splitlines()[1])["rows"]) == shard
 
 
-def test_a_changed_shard_is_played_again_with_a_warning(tmp_path: Path) -> None:
+def test_a_changed_shard_is_played_again_with_a_warning(tmp_path):
     rows, _ = play(Notes(keep="none"), ShardStore(tmp_path / "s", {}))
     lines = (tmp_path / "s").read_text().splitlines(keepends=True)
     lines[2] = lines[2].replace('"won"', '"lost"', 1)
@@ -139,7 +137,7 @@ def test_a_changed_shard_is_played_again_with_a_warning(tmp_path: Path) -> None:
     assert play(Notes(keep="none"), ShardStore(tmp_path / "s", {}))[0] == rows
 
 
-def test_transcripts_of_an_interrupted_evaluation_are_kept(tmp_path: Path) -> None:
+def test_transcripts_of_an_interrupted_evaluation_are_kept(tmp_path):
     folder = start(tmp_path / "run")
     metas = play(Notes(keep="none"))[1]
     trainer = Trainer(folder, Ranks(), Callback(), StopRequest())
@@ -149,21 +147,19 @@ def test_transcripts_of_an_interrupted_evaluation_are_kept(tmp_path: Path) -> No
     assert folder.read_episodes_of("after_test") == metas
 
 
-def test_shards_of_another_evaluation_are_ignored(tmp_path: Path) -> None:
+def test_shards_of_another_evaluation_are_ignored(tmp_path):
     play(Notes(keep="none"), ShardStore(tmp_path / "s", {"update": 3}))
     assert len(ShardStore(tmp_path / "s", {"update": 3}).read()) == 3
     assert ShardStore(tmp_path / "s", {"update": 4}).read() == []
 
 
-def test_only_the_first_transcripts_are_kept_and_reported_once(
-    tmp_path: Path,
-) -> None:
+def test_only_the_first_transcripts_are_kept_and_reported_once(tmp_path):
     reported: list[int] = []
     _, metas = play(Notes(keep="none"), on_transcripts=lambda found: reported.append(len(found)))
     assert (reported, [meta.group for meta in metas]) == ([5], [0, 1, 2, 3, 4])
 
 
-def test_a_killed_evaluation_keeps_the_transcripts_of_its_stored_shards(tmp_path: Path) -> None:
+def test_a_killed_evaluation_keeps_the_transcripts_of_its_stored_shards(tmp_path):
     """Memento with shards of 3 tasks, killed after the first: 5 transcripts, not 2."""
     memory, written = Memento(embedding="lexical", wave=3), list[MetaEpisode]()
 
@@ -210,9 +206,7 @@ def train_in_shards(path: Path, until: int) -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_and_resumed_run_without_training_has_the_rows_of_an_unkilled_one(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_and_resumed_run_without_training_has_the_rows_of_an_unkilled_one(tmp_path):
     whole, killed = (start(tmp_path / name) for name in "ab")
     for run, until, code in ((whole, 0, 0), (killed, 2, -signal.SIGKILL), (killed, 0, 0)):
         assert wait(start_process(train_in_shards, run.path, until)) == code

@@ -38,15 +38,13 @@ LINE = """
 @pytest.mark.parametrize(
     ("size", "boxes", "longest"), [(5, 1, 3), (5, 3, 9), (7, 2, 21), (6, 3, 12)]
 )
-def test_other_sizes_work(size: int, boxes: int, longest: int) -> None:
+def test_other_sizes_work(size, boxes, longest):
     state = Sokoban(size=size, boxes=boxes, ood_boxes=1, shortest=2, longest=longest).start(7)
     assert 2 <= play_expert(state) <= longest
 
 
 @given(seeds, st.sampled_from((1, 2, 3)))
-def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(
-    seed: int, boxes: int
-) -> None:
+def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(seed, boxes):
     state = Sokoban(boxes=boxes).start(seed)
     distance = state.room.distance(state.player, state.boxes)
     assert play_expert(state) == distance
@@ -55,7 +53,7 @@ def test_the_expert_solves_every_room_in_exactly_its_distance_without_regret(
 
 
 @given(seeds, seeds)
-def test_random_play_keeps_the_rules(seed: int, luck: int) -> None:
+def test_random_play_keeps_the_rules(seed, luck):
     """Moves agree with brute force, and lost rooms are exactly those without a solution."""
     state, rng = Sokoban(turn_moves=1, longest=7).start(seed), random.Random(luck)
     distances = search_all(state.room.draw(state.player, state.boxes)) if seed % 10 == 0 else None
@@ -79,7 +77,7 @@ def start_at(text: str, **options: Any) -> SokobanState:
     return SokobanState(Sokoban(**options), parse_level(text))
 
 
-def test_a_lost_room_ends_the_episode_and_the_recap_names_the_move() -> None:
+def test_a_lost_room_ends_the_episode_and_the_recap_names_the_move():
     state = start_at(EDGE)
     state.apply("up down right")
     assert state.turn() == 0
@@ -93,7 +91,7 @@ def test_a_lost_room_ends_the_episode_and_the_recap_names_the_move() -> None:
     )
 
 
-def test_the_recap_by_turns_has_the_answers_with_their_numbers() -> None:
+def test_the_recap_by_turns_has_the_answers_with_their_numbers():
     state = start_at(EDGE, recap="turns")
     assert state.observe(0).endswith("Boxes on targets: 0 of 1. Turn 1 of 7.")
     state.apply("up down right")
@@ -106,7 +104,7 @@ def test_the_recap_by_turns_has_the_answers_with_their_numbers() -> None:
     assert "Turn" not in state.observe(0), "a finished room has no next turn"
 
 
-def test_the_words_view_is_relative_to_the_player() -> None:
+def test_the_words_view_is_relative_to_the_player():
     state = start_at(EDGE, view="words")  # places by hand, from the drawing above
     assert state.observe(0) == (
         "The room:\nBoxes: 1 right. Targets: 1 right 1 down. Walls: left.\nBoxes on targets: "
@@ -122,7 +120,7 @@ def test_the_words_view_is_relative_to_the_player() -> None:
     assert "#" not in state.environment.rules()
 
 
-def test_both_views_can_be_shown_together() -> None:
+def test_both_views_can_be_shown_together():
     state = start_at(LINE, view="both")
     assert state.observe(0) == (
         "The room:\n# # # # # # #\n# P _ X _ O #\n# # # # # # #\n"
@@ -132,7 +130,7 @@ def test_both_views_can_be_shown_together() -> None:
     assert "2 right 1 up" in state.environment.rules()
 
 
-def test_moves_after_the_solution_are_ignored() -> None:
+def test_moves_after_the_solution_are_ignored():
     state = start_at(LINE)
     state.apply("left right right")
     state.apply("right left left")
@@ -144,7 +142,7 @@ def test_moves_after_the_solution_are_ignored() -> None:
     )
 
 
-def test_the_episode_ends_at_the_turn_limit() -> None:
+def test_the_episode_ends_at_the_turn_limit():
     state = start_at(LINE, max_turns=2, longest=6)
     for _ in range(2):
         state.apply("left")
@@ -154,11 +152,11 @@ def test_the_episode_ends_at_the_turn_limit() -> None:
     )
 
 
-def test_the_recap_mentions_that_no_move_was_made() -> None:
+def test_the_recap_mentions_that_no_move_was_made():
     assert "You made no move." in start_at(LINE).recap(0)
 
 
-def test_the_map_marks_player_and_boxes_on_targets() -> None:
+def test_the_map_marks_player_and_boxes_on_targets():
     state = start_at("#######\n#@$..$#\n#######")
     state.apply("right")
     state.apply("right right")
@@ -178,7 +176,7 @@ def test_the_map_marks_player_and_boxes_on_targets() -> None:
         *(("u l d", "up left down"), ("↑→", "up right"), ("⬆️ ⬅️", "up left"), ("right.", "right")),
     ],
 )
-def test_alternative_spellings_of_moves_are_parsed(written: str, read: str) -> None:
+def test_alternative_spellings_of_moves_are_parsed(written, read):
     assert Sokoban().start(0).read(written) == read
 
 
@@ -189,24 +187,24 @@ def test_alternative_spellings_of_moves_are_parsed(written: str, read: str) -> N
         *("up " * 40_000, "u" * 100_000),
     ],
 )
-def test_other_texts_are_not_moves(written: str) -> None:
+def test_other_texts_are_not_moves(written):
     assert Sokoban().start(0).read(written) is None
 
 
 # --- The contract, splits, options ----------------------------------------------------------------
 
 
-def test_sokoban_keeps_the_contract() -> None:
+def test_sokoban_keeps_the_contract():
     assert find_item("environments", "sokoban") is Sokoban
     assert check(Sokoban(), games=30) == []
 
 
-def test_the_number_of_actions_follows_turn_moves() -> None:
+def test_the_number_of_actions_follows_turn_moves():
     assert len(Sokoban().start(0).legal()) == 84
     assert Sokoban(turn_moves=1, longest=7).start(0).legal() == MOVES
 
 
-def test_no_room_and_no_symmetric_form_of_it_is_in_two_splits() -> None:
+def test_no_room_and_no_symmetric_form_of_it_is_in_two_splits():
     world = Sokoban(size=5, boxes=1, ood_boxes=2, shortest=1, longest=4)
     rooms = {
         split: {walls_and_targets(world.for_split(split).room(derive(n))) for n in range(300)}
@@ -232,7 +230,7 @@ def symmetric_forms(drawing: str) -> set[str]:
     return forms
 
 
-def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() -> None:
+def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty():
     world = Sokoban().for_split("ood")
     rooms = [world.room(seed) for seed in range(34)]
     assert sorted((len(room.boxes), room.distance(room.player, room.boxes)) for room in rooms) == [
@@ -254,7 +252,7 @@ def test_out_of_domain_rooms_have_other_numbers_of_boxes_and_every_difficulty() 
         ({"levels": __file__, "boxes": 1}, "boxes has no effect with levels"),
     ],
 )
-def test_inconsistent_options_are_rejected(options: dict[str, Any], message: str) -> None:
+def test_inconsistent_options_are_rejected(options, message):
     with pytest.raises(ValidationError, match=message):
         Sokoban(**options)
 
@@ -262,11 +260,11 @@ def test_inconsistent_options_are_rejected(options: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("given", "boxes"), [(3, (3,)), ("3", (3,)), ("1,2", (1, 2)), ([1, 2], (1, 2))]
 )
-def test_numbers_of_boxes_accept_numbers_and_text(given: Any, boxes: tuple[int, ...]) -> None:
+def test_numbers_of_boxes_accept_numbers_and_text(given, boxes):
     assert Sokoban(boxes=given).boxes == boxes
 
 
-def test_an_impossible_solution_length_gives_a_clear_message() -> None:
+def test_an_impossible_solution_length_gives_a_clear_message():
     told = "no 5x5 room with 1 box was found whose solution takes 20 to 21 moves"
     with pytest.raises(ValueError, match=told):
         Sokoban(size=5, boxes=1, shortest=20, longest=21).start(0)

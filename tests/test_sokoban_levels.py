@@ -31,7 +31,7 @@ LINE = """
 """.strip()  # three moves to the right, by hand
 
 
-def test_search_and_table_agree_on_solvability() -> None:
+def test_search_and_table_agree_on_solvability():
     for seed in range(8):
         room = make_room(5, 2, (5, 5), seed)
         assert room is not None
@@ -59,16 +59,14 @@ def test_search_and_table_agree_on_solvability() -> None:
         (b"; 0\n#######\n#@#$ .#\n#######\n", "outside the walls"),
     ],
 )
-def test_a_broken_level_file_gives_one_clear_message(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_broken_level_file_gives_one_clear_message(tmp_path, content, message):
     file = tmp_path / "000.txt"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Sokoban(levels=str(file)).start(0)
 
 
-def test_levels_without_subfolders_are_divided_into_splits(tmp_path: Path) -> None:
+def test_levels_without_subfolders_are_divided_into_splits(tmp_path):
     rooms = [f"#{'#' * n}#####\n#@{' ' * n}$ .#\n#{'#' * n}#####" for n in range(14)]
     rooms += ["\n".join(row[::-1] for row in room.splitlines()) for room in rooms]
     (tmp_path / "000.txt").write_text("".join(f"; {n}\n{room}\n\n" for n, room in enumerate(rooms)))
@@ -84,7 +82,7 @@ def test_levels_without_subfolders_are_divided_into_splits(tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def boxoban(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def boxoban(tmp_path_factory):
     if not BOXOBAN.exists():
         pytest.skip("the Boxoban levels are not here")
     folder = tmp_path_factory.mktemp("boxoban")
@@ -93,7 +91,7 @@ def boxoban(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
+def test_boxoban_levels_load_and_are_solved(boxoban):
     levels = read_levels(boxoban / "unfiltered/test/000.txt")
     assert len(levels) == 1000
     assert levels[0].splitlines()[1] == "###    . #"
@@ -107,7 +105,7 @@ def test_boxoban_levels_load_and_are_solved(boxoban: Path) -> None:
     assert check(world, games=3) == []
 
 
-def test_evaluation_reports_wasted_moves_per_turn(tmp_path: Path) -> None:
+def test_evaluation_reports_wasted_moves_per_turn(tmp_path):
     """By hand: the first `left right` wastes the blocked step, the next two waste both moves: (1 +
     2 + 2) / 3.
     """
@@ -126,7 +124,7 @@ def test_evaluation_reports_wasted_moves_per_turn(tmp_path: Path) -> None:
     Console(file=shown, width=100).print(evaluation_table(found, "a title", 100)[0])
     names, _, *lines = [line.split() for line in shown.getvalue().splitlines()[2:] if line.strip()]
     assert names == [
-        *("episode", "tasks", "success", "Pass@k", "score", "gain", "regret", "illegal", "tokens"),
+        *("episode", "tasks", "success", "Pass@k", "score", "gain", "regret", "illegal", "tokens")
     ]
     assert "1.667" in lines[0]
     assert [line[0] for line in lines] == ["1", "2"], (

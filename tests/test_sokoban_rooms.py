@@ -18,12 +18,12 @@ seeds = st.integers(0, 2**62)
 
 
 @pytest.fixture(scope="module")
-def one_process() -> None:
+def one_process():
     """Tests with it run in one process, which compiles once."""
 
 
 @given(seeds, st.sampled_from(((5, 1, 2), (5, 1, 6), (5, 2, 5))))
-def test_the_distance_table_equals_brute_force(seed: int, order: tuple[int, int, int]) -> None:
+def test_the_distance_table_equals_brute_force(seed, order):
     size, boxes, moves = order
     room = make_room(size, boxes, (moves, moves), seed, fast=False)
     assert room is not None
@@ -37,9 +37,7 @@ def test_the_distance_table_equals_brute_force(seed: int, order: tuple[int, int,
 @needs_numba
 @pytest.mark.usefixtures("one_process")
 @given(seeds, st.integers(1, 3), st.integers(5, 15))
-def test_compiled_and_plain_make_the_same_rooms_and_tables(
-    seed: int, boxes: int, moves: int
-) -> None:
+def test_compiled_and_plain_make_the_same_rooms_and_tables(seed, boxes, moves):
     plain, fast = (make_room(6, boxes, (moves, moves), seed, fast=fast) for fast in (False, True))
     assert plain is not None
     assert fast is not None
@@ -57,7 +55,7 @@ def test_compiled_and_plain_make_the_same_rooms_and_tables(
 @needs_numba
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("seed", range(6))
-def test_rooms_that_use_the_sign_bit_are_correct(seed: int) -> None:
+def test_rooms_that_use_the_sign_bit_are_correct(seed):
     """The largest rooms, and one without inner walls: boxes and player use the sign bit."""
     plain, fast = (make_room(10, 1 + seed % 2, (20, 30), seed, fast=fast) for fast in (False, True))
     assert plain is not None
@@ -69,7 +67,7 @@ def test_rooms_that_use_the_sign_bit_are_correct(seed: int) -> None:
     assert tables[0] == tables[1]
 
 
-def test_a_room_wider_than_64_squares_has_the_table_of_brute_force() -> None:
+def test_a_room_wider_than_64_squares_has_the_table_of_brute_force():
     room = parse_level(
         f"{'#' * 20}\n#@{' ' * 9}$ "
         f".{' ' * 5}#\n#{' ' * 18}#\n#{' ' * 18}#\n#{' ' * 18}#\n{'#' * 20}"
@@ -81,7 +79,7 @@ def test_a_room_wider_than_64_squares_has_the_table_of_brute_force() -> None:
 
 
 @given(seeds, st.integers(1, 3))
-def test_rooms_have_exactly_the_requested_solution_length(seed: int, boxes: int) -> None:
+def test_rooms_have_exactly_the_requested_solution_length(seed, boxes):
     world = Sokoban(boxes=boxes)
     room = world.room(seed)
     assert room.distance(room.player, room.boxes) == 5 + seed % 17
@@ -89,7 +87,7 @@ def test_rooms_have_exactly_the_requested_solution_length(seed: int, boxes: int)
     assert not set(room.boxes) & set(room.targets)
 
 
-def test_a_range_of_lengths_is_covered() -> None:
+def test_a_range_of_lengths_is_covered():
     found = [
         room.distance(room.player, room.boxes)
         for seed in range(60)
@@ -101,14 +99,14 @@ def test_a_range_of_lengths_is_covered() -> None:
 # --- Without numba, without a cache, without torch ------------------------------------------------
 
 
-def test_rooms_are_made_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rooms_are_made_without_numba(monkeypatch):
     monkeypatch.setattr(compiled, "is_installed", lambda: False)
     monkeypatch.setattr(compiled, "compile_all", lambda: pytest.fail("numba was asked for"))
     room = make_room(8, 2, (5, 9), 1)  # large enough to be compiled where numba is there
     assert room is not None
 
 
-def test_functions_are_compiled_without_a_disk_cache() -> None:
+def test_functions_are_compiled_without_a_disk_cache():
     def njit(function: Any = None, cache: bool = False) -> Any:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")

@@ -59,7 +59,7 @@ name = "mage"
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
+def recipe(tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(RECIPE)
     return path
@@ -100,9 +100,7 @@ def figures_of(run: Path) -> dict[str, object]:
 
 
 @pytest.mark.e2e
-def test_a_training_killed_in_each_stage_ends_with_the_same_figures(
-    recipe: Path, tmp_path: Path
-) -> None:
+def test_a_training_killed_in_each_stage_ends_with_the_same_figures(recipe, tmp_path):
     whole = mage.train(recipe, runs=tmp_path / "whole", progress=False)
     assert whole.finished
     assert [path.name for path in list_stages(whole.path)] == ["1_start", "2_gigpo", "3_mage"]
@@ -161,7 +159,7 @@ def _the_viewer_shows_one_run(run: Path) -> None:
         (RECIPE + "[stages.learn]\nentropy_final = 0.1\nentropy = 0.0\n", "has no effect"),
     ],
 )
-def test_a_wrong_stage_gives_one_message(tmp_path: Path, stages: str, message: str) -> None:
+def test_a_wrong_stage_gives_one_message(tmp_path, stages, message):
     (tmp_path / "wrong.toml").write_text(stages)
     done = CliRunner().invoke(app, ["train", str(tmp_path / "wrong.toml"), "--runs", str(tmp_path)])
     assert done.exit_code == 2
@@ -170,7 +168,7 @@ def test_a_wrong_stage_gives_one_message(tmp_path: Path, stages: str, message: s
     assert list(tmp_path.iterdir()) == [tmp_path / "wrong.toml"]
 
 
-def test_the_command_line_changes_all_stages_or_one(recipe: Path) -> None:
+def test_the_command_line_changes_all_stages_or_one(recipe):
     chosen = load_recipe(recipe, ["--run.seed=7", "--stages.gigpo.run.updates=9"])
     stages = chosen.in_stages()
     assert [one.run.seed for one in stages.values()] == [7, 7, 7]
@@ -180,7 +178,7 @@ def test_the_command_line_changes_all_stages_or_one(recipe: Path) -> None:
         load_recipe(recipe, ["--stages.gipgo.run.updates=9"])
 
 
-def test_a_recipe_with_stages_is_written_and_read_again(recipe: Path, tmp_path: Path) -> None:
+def test_a_recipe_with_stages_is_written_and_read_again(recipe, tmp_path):
     chosen = load_recipe(recipe)
     (tmp_path / "again.toml").write_text(chosen.toml())
     assert load_recipe(tmp_path / "again.toml").in_stages() == chosen.in_stages()

@@ -128,7 +128,7 @@ def test_equal_arms_have_p_value_one_and_one_task_has_no_interval():
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("between", [0.0, 0.1, 1.0])
-def test_the_crossed_interval_covers_the_truth(seeds: int, between: float):
+def test_the_crossed_interval_covers_the_truth(seeds, between):
     """400 samples. The bootstrap over seeds and tasks covered 60, 79 and 86 % with between = 1."""
     rng = np.random.default_rng(7)
     hits = 0
@@ -144,7 +144,7 @@ def test_the_crossed_interval_covers_the_truth(seeds: int, between: float):
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_the_interval_of_a_rate_covers_the_truth_over_seeds(seeds: int):
+def test_the_interval_of_a_rate_covers_the_truth_over_seeds(seeds):
     """Before, rates ignored the seeds: 65, 74 and 85 % here."""
     rng = np.random.default_rng(11)
     wide = 1.0 + 0.8 * rng.normal(size=100_000) + 0.5 * rng.normal(size=100_000)

@@ -69,7 +69,7 @@ TWO = ("--run.updates=2", "--run.evaluate_every=2")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stop")
     (folder / "tiny.toml").write_text(RECIPE)
     return folder
@@ -77,7 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 @end_to_end
-def whole(place: Path) -> RunFolder:
+def whole(place):
     """A run of two workers that nothing has interrupted; rank 0 is this process."""
     whole = RunFolder.create(place / "runs" / "whole", load_recipe(place / "tiny.toml", TWO))
     train(whole.path, Callback(), lambda: False)
@@ -142,9 +142,7 @@ def die_twice() -> None:
         signal_in_update(2, attempt, signal.SIGKILL)
 
 
-def test_torchrun_restarts_after_killed_ranks_and_equals_workers(
-    tmp_path: Path, whole: RunFolder
-) -> None:
+def test_torchrun_restarts_after_killed_ranks_and_equals_workers(tmp_path, whole):
     process, log = torchrun(tmp_path, "killed", *TWO, restarts=2, prepare=die_twice)
     assert wait(process) == 0, log.read_text()
     assert all_end(pids_of(tmp_path))
@@ -156,7 +154,7 @@ def test_torchrun_restarts_after_killed_ranks_and_equals_workers(
         assert f"mage: rank {rank} on " in log.read_text()
 
 
-def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path: Path) -> None:
+def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path):
     process, log = torchrun(tmp_path, "long", "--run.updates=100000")
     try:
         wait_until(lambda: updates(tmp_path, "long") >= 1, process.is_alive)
@@ -199,7 +197,7 @@ def lose_torchrun_in_update_2() -> None:
     Trainer._play = begin  # type: ignore[method-assign]
 
 
-def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path: Path) -> None:
+def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path):
     """With two slots the ranks take members from a queue, which ended with torchrun."""
     more = ("--run.updates=100000", "--engines.slots=2")
     process, log = torchrun(tmp_path, "long", *more, prepare=lose_torchrun_in_update_2)
@@ -217,9 +215,7 @@ def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
-    place: Path, whole: RunFolder, number: signal.Signals
-) -> None:
+def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(place, whole, number):
     """SIGINT reaches all processes, as Ctrl-C does. SIGKILL ends the first one only."""
     name, is_killed = f"stopped_{number.name}", number == signal.SIGKILL
     prepare = partial(signal_in_update, 2, 0, number, group=not is_killed)
@@ -235,7 +231,7 @@ def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
+def test_ctrl_c_while_workers_start_ends_all_of_them(place):
     process = start(place, "early", ranks="spawn")
     assert process.pid is not None
     wait_until(lambda: any(map(is_loading, children(process))), process.is_alive)
@@ -246,7 +242,7 @@ def test_ctrl_c_while_workers_start_ends_all_of_them(place: Path) -> None:
     assert "Traceback" not in (place / "early.log").read_text()
 
 
-def test_a_killed_worker_ends_the_run_with_one_message(place: Path) -> None:
+def test_a_killed_worker_ends_the_run_with_one_message(place):
     prepare = partial(signal_in_update, 2, 1, signal.SIGKILL)
     assert wait(start(place, "lost", prepare=prepare)) == 2
     assert all_end(pids_of(place))
@@ -256,9 +252,7 @@ def test_a_killed_worker_ends_the_run_with_one_message(place: Path) -> None:
     assert "Traceback" not in log
 
 
-def test_ctrl_c_after_the_stop_of_rank_0_does_not_interrupt_a_worker(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_after_the_stop_of_rank_0_does_not_interrupt_a_worker(place, monkeypatch):
     """Ctrl-C reaches all processes, and rank 0 passes it on: either signal may be the first."""
 
     class Signalled:
@@ -282,7 +276,7 @@ def test_ctrl_c_after_the_stop_of_rank_0_does_not_interrupt_a_worker(
         signal.signal(signal.SIGINT, before)
 
 
-def test_two_workers_play_the_same_groups_as_one(place: Path, whole: RunFolder) -> None:
+def test_two_workers_play_the_same_groups_as_one(place, whole):
     recipe = load_recipe(place / "tiny.toml", ["--run.workers=1", "--run.updates=1"])
     alone = RunFolder.create(place / "alone", recipe)
     train(alone.path, Callback(), lambda: False)

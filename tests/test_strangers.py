@@ -33,12 +33,12 @@ SECRET = "my-private-key"
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("good") / "run").path
 
 
 @pytest.fixture
-def run(good: Path, tmp_path: Path) -> Path:
+def run(good, tmp_path):
     return Path(shutil.copytree(good, tmp_path / "runs" / "run"))
 
 
@@ -55,7 +55,7 @@ def call(*words: object) -> Any:
     "name",
     ["versions.json", "report/transcripts.md", "episodes/step_000006.jsonl.gz", "stages/1_x"],
 )
-def test_no_command_copies_a_file_behind_a_link(run: Path, tmp_path: Path, name: str) -> None:
+def test_no_command_copies_a_file_behind_a_link(run, tmp_path, name):
     private = tmp_path / "private"
     private.write_text(json.dumps({"run_format": 1, "note": SECRET}))
     path = run / name
@@ -75,14 +75,14 @@ def test_no_command_copies_a_file_behind_a_link(run: Path, tmp_path: Path, name:
     assert not any(SECRET in text for text in written)
 
 
-def test_a_link_to_the_whole_run_is_read(run: Path, tmp_path: Path) -> None:
+def test_a_link_to_the_whole_run_is_read(run, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "mine").symlink_to(run)
     rows = Library([tmp_path / "elsewhere"]).get("runs")["runs"]
     assert [row["state"] for row in rows] == ["finished"]
 
 
-def test_a_link_that_appears_while_the_page_is_open_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_link_that_appears_while_the_page_is_open_is_refused(run, tmp_path):
     library = Library([run])
     library.get("run/run")
     (tmp_path / "private").write_text(SECRET)
@@ -92,7 +92,7 @@ def test_a_link_that_appears_while_the_page_is_open_is_refused(run: Path, tmp_pa
         library.get("run/run/text")
 
 
-def test_a_folder_of_links_to_itself_is_read_once(run: Path) -> None:
+def test_a_folder_of_links_to_itself_is_read_once(run):
     for number in range(250):
         (run.parent / f"link{number}").symlink_to(run.parent)
     began = time.process_time()
@@ -100,7 +100,7 @@ def test_a_folder_of_links_to_itself_is_read_once(run: Path) -> None:
     assert time.process_time() - began < 5  # of this process: others may keep the machine busy
 
 
-def test_a_private_folder_is_passed_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_folder_is_passed_over(run, monkeypatch):
     """The tests may run as root, who may read all folders: so the error is made."""
     private = run.parent / "private"
     (private / "below").mkdir(parents=True)
@@ -118,7 +118,7 @@ def test_a_private_folder_is_passed_over(run: Path, monkeypatch: pytest.MonkeyPa
 # --- Numbers
 
 
-def test_numbers_that_json_cannot_hold_become_null() -> None:
+def test_numbers_that_json_cannot_hold_become_null():
     value = {"a": [float("nan"), float("inf"), 10**400, -(10**400), 1.5, "x"]}
     assert json.loads(to_json(value)) == {"a": [None, None, None, None, 1.5, "x"]}
 
@@ -126,7 +126,7 @@ def test_numbers_that_json_cannot_hold_become_null() -> None:
 @pytest.mark.parametrize(
     "number", ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 400, '"x"']
 )
-def test_one_run_with_a_strange_number_does_not_break_the_list(run: Path, number: str) -> None:
+def test_one_run_with_a_strange_number_does_not_break_the_list(run, number):
     shutil.copytree(run, run.parent / "second")
     for name in ("timing.jsonl", "metrics.jsonl"):
         with (run / name).open("a") as file:
@@ -187,9 +187,7 @@ WHAT = ("metrics", "timing", "summary", "versions", "evaluation", "rows", "episo
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("what", WHAT)
-def test_hostile_values_give_one_message(
-    run: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_values_give_one_message(run, tmp_path, what, monkeypatch):
     """Curves are drawn by other tests: they take seconds."""
     monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: {})
     monkeypatch.setattr("mage.api.report.EPISODES", 1)
@@ -209,7 +207,7 @@ def test_hostile_values_give_one_message(
         shutil.rmtree(kept)
 
 
-def test_a_wrong_value_is_a_message_with_its_cause() -> None:
+def test_a_wrong_value_is_a_message_with_its_cause():
     told = r"run/x is damaged: .* \(KeyError: 'a'\)"
     with pytest.raises(DamagedError, match=told) as caught, reading("run/x"):
         _ = {}["a"]
@@ -219,7 +217,7 @@ def test_a_wrong_value_is_a_message_with_its_cause() -> None:
 # --- Sizes
 
 
-def test_packed_task_rows_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_task_rows_have_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "_MOST_UNPACKED", 1_000)
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(b"\n" * 100_000))
@@ -227,7 +225,7 @@ def test_packed_task_rows_have_a_limit(tmp_path: Path, monkeypatch: pytest.Monke
         read_tasks(path)
 
 
-def test_packed_trajectories_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_trajectories_have_a_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(trajectories, "_MOST_UNPACKED", 1_000)
     path = tmp_path / "games.jsonl.xz"
     path.write_bytes(lzma.compress(b" " * 10_000_000))
@@ -238,9 +236,7 @@ def test_packed_trajectories_have_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
         list(trajectories.read_trajectories(path))
 
 
-def test_a_long_table_of_credit_is_printed_as_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_table_of_credit_is_printed_as_lines(tmp_path, monkeypatch):
     """A table of the terminal needs minutes for 320,000 rows."""
     monkeypatch.setattr("mage.cli.verbs.credit.MOST_IN_TABLE", 10)
     turns = [{"state": f"s{k}"} for k in range(20)]
@@ -254,7 +250,7 @@ def test_a_long_table_of_credit_is_printed_as_lines(
     assert len({len(line) for line in lines}) == 1
 
 
-def test_an_error_of_an_engine_leaves_no_open_coroutine() -> None:
+def test_an_error_of_an_engine_leaves_no_open_coroutine():
     """Python would print "coroutine ... was never awaited" after the message of the error."""
 
     async def wait() -> str:
@@ -272,7 +268,7 @@ def test_an_error_of_an_engine_leaves_no_open_coroutine() -> None:
     assert caught == []
 
 
-def test_many_updates_are_listed_and_drawn(run: Path) -> None:
+def test_many_updates_are_listed_and_drawn(run):
     """The list reads few lines; a curve keeps its first and last point."""
     count = 3 * MOST_POINTS + 2
     lines = [json.dumps({"update": k, "score_1": 0.5}).encode() for k in range(1, count + 1)]
@@ -287,9 +283,7 @@ def test_many_updates_are_listed_and_drawn(run: Path) -> None:
     assert len(updates) <= MOST_POINTS + 1
 
 
-def test_a_new_item_is_not_named_by_a_word_of_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_item_is_not_named_by_a_word_of_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = call("new", "environment", "class")
     assert done.exit_code == 2

@@ -31,9 +31,7 @@ def panel(world: Environment, pool: dict[str, float], size: int = 20) -> tuple[T
 @pytest.mark.parametrize(
     ("world", "pool"), [(KuhnPoker(), STYLES), (RockPaperScissors(), PLAYERS)], ids=["kuhn", "rps"]
 )
-def test_a_partner_has_the_same_seat_and_is_another_player(
-    world: Environment, pool: dict[str, float]
-) -> None:
+def test_a_partner_has_the_same_seat_and_is_another_player(world, pool):
     tasks = panel(world, pool)
     others = partners(world, tasks)
     for task, other in zip(tasks, others, strict=True):
@@ -44,7 +42,7 @@ def test_a_partner_has_the_same_seat_and_is_another_player(
         assert sorted(others) == list(range(20))
 
 
-def test_a_partner_is_another_instance_where_nobody_plays_against_the_agent() -> None:
+def test_a_partner_is_another_instance_where_nobody_plays_against_the_agent():
     tasks = make_panel(Corridor(), Population(), "test", size=5)
     assert partners(Corridor(), tasks) == [1, 2, 3, 4, 0]
     with pytest.raises(UserError, match="have the same opponent or instance"):
@@ -53,7 +51,7 @@ def test_a_partner_is_another_instance_where_nobody_plays_against_the_agent() ->
         partners(KuhnPoker(), panel(KuhnPoker(), {"cfr": 1.0}))
 
 
-def test_a_swapped_task_sees_the_memory_of_its_partner_and_nothing_else_changes() -> None:
+def test_a_swapped_task_sees_the_memory_of_its_partner_and_nothing_else_changes():
     """The agent bets in the first game and passes if its memory says that a bet was lost."""
 
     def reply(prompt: str) -> str:
@@ -82,7 +80,7 @@ def test_a_swapped_task_sees_the_memory_of_its_partner_and_nothing_else_changes(
     assert swapped.rows != kept.rows
 
 
-def test_a_memory_that_is_kept_from_task_to_task_cannot_be_swapped() -> None:
+def test_a_memory_that_is_kept_from_task_to_task_cannot_be_swapped():
     agent = scripted_agent(lambda prompt: "<action>bet</action>")
     setup = PlaySetup(KuhnPoker(), agent, Memento(embedding="lexical", wave=10))
     with pytest.raises(UserError, match="kept from task to task"):
@@ -91,7 +89,7 @@ def test_a_memory_that_is_kept_from_task_to_task_cannot_be_swapped() -> None:
         )
 
 
-def test_another_agent_writes_the_notes_and_the_reader_never_does() -> None:
+def test_another_agent_writes_the_notes_and_the_reader_never_does():
     read, written = list[str](), list[str]()
     reader = scripted_agent(lambda prompt: "<action>bet</action>", seen=read)
     writer = scripted_agent(lambda prompt: "by the writer", seen=written)

@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def moves_of(state: TextArenaState, seed: int) -> list[str]:
 
 
 @pytest.mark.e2e
-def test_menu_and_recipes_need_no_package() -> None:
+def test_menu_and_recipes_need_no_package():
     """A recipe stores the number of players, so the page reads a run without the package."""
     program = (
         "import sys; sys.modules['textarena'] = None\n"
@@ -45,7 +44,7 @@ def test_menu_and_recipes_need_no_package() -> None:
     )
 
 
-def test_examples_of_a_move_give_moves_with_other_numbers() -> None:
+def test_examples_of_a_move_give_moves_with_other_numbers():
     assert list(_vary(["[col 4]"]))[:2] == ["[col 0]", "[col 1]"]
     assert len(list(_vary(["[0 3]"]))) == 64
     assert list(_vary([f"[{number}]" for number in range(9)])) == []
@@ -55,7 +54,7 @@ def test_examples_of_a_move_give_moves_with_other_numbers() -> None:
 @pytest.mark.parametrize(
     ("game", "seats"), [("KuhnPoker-v0", 2), ("TicTacToe-v0", 2), ("GuessTheNumber-v0", 1)]
 )
-def test_a_game_needs_its_name_only(game: str, seats: int) -> None:
+def test_a_game_needs_its_name_only(game, seats):
     pytest.importorskip("textarena")
     world = TextArena(game=game)
     world.check_data()
@@ -63,7 +62,7 @@ def test_a_game_needs_its_name_only(game: str, seats: int) -> None:
     assert check(world, games=3) == []
 
 
-def test_legal_moves_are_those_that_the_game_accepts() -> None:
+def test_legal_moves_are_those_that_the_game_accepts():
     pytest.importorskip("textarena")
     state = TextArena(game="TicTacToe-v0").start(0)
     assert sorted(state.legal()) == [f"[{cell}]" for cell in range(9)]
@@ -75,7 +74,7 @@ def test_legal_moves_are_those_that_the_game_accepts() -> None:
     assert len(guess.legal()) == 20
 
 
-def test_the_seed_decides_the_game_whatever_happens_beside_it() -> None:
+def test_the_seed_decides_the_game_whatever_happens_beside_it():
     pytest.importorskip("textarena")
     world = TextArena(game="KuhnPoker-v0")
     before = random.getstate()
@@ -91,7 +90,7 @@ def test_the_seed_decides_the_game_whatever_happens_beside_it() -> None:
     assert len({world.start(seed).anchor(0) for seed in range(20)}) > 1
 
 
-def test_known_positions_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_positions_are_not_tried_again(monkeypatch):
     pytest.importorskip("textarena")
     monkeypatch.setattr(textarena, "_TRIED", {})
     world = TextArena(game="TicTacToe-v0")
@@ -108,7 +107,7 @@ def test_known_positions_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) ->
     assert len(textarena._TRIED) == known + 1
 
 
-def test_trials_that_draw_random_numbers_are_not_kept() -> None:
+def test_trials_that_draw_random_numbers_are_not_kept():
     call = ForeignCalls("a game", 5)
     drawn = [call.aside(draw)[0] for draw in (random.random, np.random.random) for _ in range(2)]
     assert (drawn[0], drawn[2]) == (drawn[1], drawn[3]), "the numbers are put back"
@@ -120,7 +119,7 @@ def test_trials_that_draw_random_numbers_are_not_kept() -> None:
     assert call("a step", random.random) == drawn[0]
 
 
-def test_texts_do_not_grow_from_episode_to_episode() -> None:
+def test_texts_do_not_grow_from_episode_to_episode():
     pytest.importorskip("textarena")
     world = TextArena(game="TicTacToe-v0")
     openings = {world.start(4).observe(0) for _ in range(3)}
@@ -130,7 +129,7 @@ def test_texts_do_not_grow_from_episode_to_episode() -> None:
     assert max(len(state.observe(seat)) for seat in (0, 1)) < 2 * len(openings.pop())
 
 
-def test_a_random_player_takes_the_other_seat() -> None:
+def test_a_random_player_takes_the_other_seat():
     pytest.importorskip("textarena")
     world, rng = TextArena(game="ConnectFour-v0"), random.Random(0)
     state = world.start(0)
@@ -141,7 +140,7 @@ def test_a_random_player_takes_the_other_seat() -> None:
     assert [seat for seat, _ in state.moves] == [0, 1, 0, 1]
 
 
-def test_a_drawn_player_is_consistent() -> None:
+def test_a_drawn_player_is_consistent():
     """The same seed and texts give the same probabilities; players differ."""
     pytest.importorskip("textarena")
     world = TextArena(
@@ -168,9 +167,7 @@ def test_a_drawn_player_is_consistent() -> None:
         ("Taboo-v0", "is no game for one or two players"),
     ],
 )
-def test_games_that_cannot_be_trained_on_are_refused_with_the_reason(
-    game: str, message: str
-) -> None:
+def test_games_that_cannot_be_trained_on_are_refused_with_the_reason(game, message):
     pytest.importorskip("textarena")
     with pytest.raises(ValueError, match=message):
         TextArena(game=game)
@@ -180,9 +177,7 @@ SHORT = {"name": "textarena", "game": "IteratedRockPaperScissors-v0", "max_turns
 
 
 @pytest.mark.e2e
-def test_copies_and_another_model_take_the_other_seat_and_a_killed_training_resumes(
-    tmp_path: Path,
-) -> None:
+def test_copies_and_another_model_take_the_other_seat_and_a_killed_training_resumes(tmp_path):
     """`league-1`: copies of the agent, the first one before training."""
     pytest.importorskip("textarena")
     other = "model-embedded-rps"

@@ -93,9 +93,7 @@ def script(whole: str) -> Callable[[str], str]:
         (R1, "on", "<｜Assistant｜><think>\n", True),
     ],
 )
-def test_the_prompt_ends_as_the_template_says(
-    template: str, thinking: Thinking, opening: str, opens: bool
-) -> None:
+def test_the_prompt_ends_as_the_template_says(template, thinking, opening, opens):
     chat = chat_of(template, thinking)
     first = text_of(chat, chat.first("Rules.", "Go."))
     assert first.endswith(opening)
@@ -108,12 +106,12 @@ def test_the_prompt_ends_as_the_template_says(
     ("template", "thinking"),
     [(QWEN3_INSTRUCT, "on"), (QWEN3_INSTRUCT, "off"), (QWEN3_THINKING, "off"), (R1, "off")],
 )
-def test_a_switch_without_effect_is_an_error(template: str, thinking: Thinking) -> None:
+def test_a_switch_without_effect_is_an_error(template, thinking):
     with pytest.raises(ValueError, match=rf'agent\.thinking = "{thinking}" has no effect'):
         chat_of(template, thinking)
 
 
-def test_a_remote_model_has_no_switch_for_thinking() -> None:
+def test_a_remote_model_has_no_switch_for_thinking():
     words = ["--engines.name=endpoint", "--engines.url=http://h/v1", "--agent.thinking=on"]
     with pytest.raises(ValueError, match=r'agent\.thinking = "on" has no effect with engines'):
         build_components(load_recipe("kuhn_poker", words))
@@ -129,7 +127,7 @@ THOUGHT = "perhaps <action>bet</action>, no </think>\n\nI choose <action>pass</a
     [(QWEN3, f"<think>{THOUGHT}"), (QWEN3_THINKING, THOUGHT), (R1, THOUGHT)],
     ids=["qwen3", "qwen3-2507", "r1"],
 )
-def test_an_action_inside_a_thought_never_ends_the_reply(template: str, whole: str) -> None:
+def test_an_action_inside_a_thought_never_ends_the_reply(template, whole):
     chat = chat_of(template)
     agent = agent_of(chat, script(whole + " and more"))
     (completion,) = run([agent.reply(chat.first("Rules.", "Go."), 1)])
@@ -143,7 +141,7 @@ def test_an_action_inside_a_thought_never_ends_the_reply(template: str, whole: s
     [(QWEN3, "<think>hm " * 99), (QWEN3_THINKING, "hm " * 99), (R1, "<action>bet</action> " * 99)],
     ids=["qwen3", "qwen3-2507", "r1"],
 )
-def test_a_reply_that_is_cut_off_while_thinking_has_no_action(template: str, whole: str) -> None:
+def test_a_reply_that_is_cut_off_while_thinking_has_no_action(template, whole):
     chat = chat_of(template)
     agent = agent_of(chat, lambda prompt: whole, limit=60)
     (completion,) = run([agent.reply(chat.first("Rules.", "Go."), 1)])
@@ -152,7 +150,7 @@ def test_a_reply_that_is_cut_off_while_thinking_has_no_action(template: str, who
     assert style_of(agent).read_note(agent, completion) == ""
 
 
-def test_a_long_reply_without_a_thought_is_not_cut_off() -> None:
+def test_a_long_reply_without_a_thought_is_not_cut_off():
     chat = chat_of(QWEN3)
     agent = agent_of(chat, lambda prompt: "so " * 99, limit=60)
     (completion,) = run([agent.reply(chat.first("Rules.", "Go."), 1)])
@@ -174,11 +172,11 @@ def test_a_long_reply_without_a_thought_is_not_cut_off() -> None:
         ("<think></think>" * 20_000 + "x", False, "x"),
     ],
 )
-def test_thoughts_are_removed_from_a_text(text: str, opened: bool, shown: str) -> None:
+def test_thoughts_are_removed_from_a_text(text, opened, shown):
     assert without_thoughts(text, opened) == shown
 
 
-def test_an_action_counts_only_after_the_last_thought() -> None:
+def test_an_action_counts_only_after_the_last_thought():
     assert read_action("<action>a</action><think>hm</think>") is None
     assert read_action("<action>a</action>", opened=True) is None
     assert read_action("</think><action>a</action>", opened=True) == "a"
@@ -215,9 +213,7 @@ def thoughtful(opened: bool) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("template", "opened"), [(QWEN3, False), (QWEN3_THINKING, True), (R1, True)]
 )
-def test_thoughts_enter_neither_memory_nor_history_nor_anchor(
-    template: str, opened: bool, memory: Memory
-) -> None:
+def test_thoughts_enter_neither_memory_nor_history_nor_anchor(template, opened, memory):
     meta = play(template, memory, thoughtful(opened), limit=3200)
     chat = chat_of(template)
     turns = [turn for episode in meta.episodes for turn in episode.turns]
@@ -232,7 +228,7 @@ def test_thoughts_enter_neither_memory_nor_history_nor_anchor(
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_sentence_that_the_rules_ask_for_stays_in_the_history(asked: bool) -> None:
+def test_a_sentence_that_the_rules_ask_for_stays_in_the_history(asked):
     """Thoughts between tags and replies without an action are never kept."""
     chat = byte_chat()
     replies = iter(("I begin. <action>1</action>", "no", "<think>x</think><action>9</action>"))
@@ -251,7 +247,7 @@ def test_a_sentence_that_the_rules_ask_for_stays_in_the_history(asked: bool) -> 
     assert "<think>" not in last
 
 
-def test_a_prompt_that_opens_a_thought_closes_it_in_the_history() -> None:
+def test_a_prompt_that_opens_a_thought_closes_it_in_the_history():
     """A board game with several turns: every past reply is an empty thought and the action."""
     chat = chat_of(QWEN3_THINKING)
     cells = iter("123456789" * 9)
@@ -269,7 +265,7 @@ def test_a_prompt_that_opens_a_thought_closes_it_in_the_history() -> None:
     assert all(b[: len(a)] == a for a, b in itertools.pairwise(prompts))
 
 
-def test_a_cut_off_reply_is_counted_apart_from_illegal_moves() -> None:
+def test_a_cut_off_reply_is_counted_apart_from_illegal_moves():
     meta = play(QWEN3, Notes(keep="none"), lambda prompt: "<think>hm " * 200, limit=100)
     turns = [turn for episode in meta.episodes for turn in episode.turns]
     assert all(turn.cut_off and not turn.legal and not turn.illegal for turn in turns)
@@ -280,14 +276,14 @@ def test_a_cut_off_reply_is_counted_apart_from_illegal_moves() -> None:
     assert (figures["cut_off_rate"], figures["illegal_rate"]) == (1.0, 0.0)
 
 
-def test_an_unreadable_reply_is_an_illegal_move() -> None:
+def test_an_unreadable_reply_is_an_illegal_move():
     meta = play(QWEN3, Notes(keep="none"), lambda prompt: "<think>hm</think> I do not know")
     row = task_row(meta)
     assert row.illegal == row.replies
     assert row.cut_off == (0, 0, 0)
 
 
-def test_demonstrations_close_the_thought_that_a_prompt_opens() -> None:
+def test_demonstrations_close_the_thought_that_a_prompt_opens():
     chat = chat_of(R1)
     play_setup = PlaySetup(KuhnPoker(), agent_of(chat, script("")), Notes(keep="both"))
     task = Task("kuhn_poker", 5, 0, "aggressive", "train")

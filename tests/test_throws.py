@@ -41,11 +41,11 @@ def play(throws: list[tuple[str, str]], games: int = 3):
     return state
 
 
-def test_the_game_keeps_the_contract() -> None:
+def test_the_game_keeps_the_contract():
     assert check(RPS, games=30) == []
 
 
-def test_a_throw_is_hidden_until_both_are_made() -> None:
+def test_a_throw_is_hidden_until_both_are_made():
     """Seat 1 sees the same text whatever seat 0 has thrown."""
     seen = set()
     for throw in THROWS:
@@ -61,7 +61,7 @@ def test_a_throw_is_hidden_until_both_are_made() -> None:
 
 
 @pytest.mark.parametrize(("own", "other"), product(THROWS, THROWS))
-def test_payoffs_are_those_of_rock_paper_scissors(own: str, other: str) -> None:
+def test_payoffs_are_those_of_rock_paper_scissors(own, other):
     beats = {("rock", "scissors"), ("scissors", "paper"), ("paper", "rock")}
     expected = 1.0 if (own, other) in beats else -1.0 if (other, own) in beats else 0.0
     state = play([(own, other)], games=1)
@@ -69,13 +69,13 @@ def test_payoffs_are_those_of_rock_paper_scissors(own: str, other: str) -> None:
     assert state.recap(0) == f"{own}-{other}. Score {expected:+g}."
 
 
-def test_the_score_is_the_mean_over_throws() -> None:
+def test_the_score_is_the_mean_over_throws():
     state = play([("rock", "paper"), ("rock", "paper"), ("paper", "rock")])
     assert state.scores() == pytest.approx((-1 / 3, 1 / 3))
     assert state.recap(1) == "paper-rock, paper-rock, rock-paper. Score +1."
 
 
-def test_a_person_sees_the_throw_of_the_opponent_after_both_throws() -> None:
+def test_a_person_sees_the_throw_of_the_opponent_after_both_throws():
     for seat in ("first", "second"):
         words = ["play", "rock_paper_scissors", "--against", "random", "--seat", seat]
         done = CliRunner().invoke(app, words, input="rock\n" * 3 + "quit\n")
@@ -83,7 +83,7 @@ def test_a_person_sees_the_throw_of_the_opponent_after_both_throws() -> None:
         assert "rock-" in done.output
 
 
-def test_options_that_allow_no_full_game_are_refused() -> None:
+def test_options_that_allow_no_full_game_are_refused():
     assert RockPaperScissors(throws=50).max_turns == 100
     with pytest.raises(ValueError, match="no episode could be finished"):
         RockPaperScissors(throws=5, max_turns=4)
@@ -92,12 +92,12 @@ def test_options_that_allow_no_full_game_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "roshambo-greenberg", "roshambo-randbot"])
-def test_opponents_are_legal_stationary_and_reproducible(name: str) -> None:
+def test_opponents_are_legal_stationary_and_reproducible(name):
     assert check_opponent(find(name), RPS, games=12) == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_task_draws_the_player(name: str) -> None:
+def test_the_task_draws_the_player(name):
     """Same task: same player. Another seed or another split: another player."""
     state = play([("rock", "paper")])
 
@@ -110,18 +110,18 @@ def test_the_task_draws_the_player(name: str) -> None:
     assert policy(1, "train") != policy(1, "test") != policy(1, "ood")
 
 
-def test_a_family_without_a_player_says_how_to_name_one() -> None:
+def test_a_family_without_a_player_says_how_to_name_one():
     with pytest.raises(ValueError, match="append a seed"):
         find("dirichlet-0.5").policy(RPS.start(0), 0)
     assert sum(find("dirichlet-0.5-7").policy(RPS.start(0), 0).values()) == pytest.approx(1)
 
 
-def test_only_games_that_fit_have_these_opponents() -> None:
+def test_only_games_that_fit_have_these_opponents():
     names = {"dirichlet", "markov", "reactive", "roshambo", "random_policy", "cfr"}
     assert names <= set(fitting(RPS))
 
 
-def test_draws_have_the_moments_of_the_dirichlet_distribution() -> None:
+def test_draws_have_the_moments_of_the_dirichlet_distribution():
     """Mean 1/3; variance of one entry (1/3)(2/3) / (3A + 1) = .0889 for A = .5."""
     rng = random.Random(0)
     drawn = np.array([draw_chances(0.5, rng) for _ in range(20_000)])
@@ -134,7 +134,7 @@ def habit(kind: str, **changes: object) -> Habit:
     return Habit(kind=kind, base=(1.0, 0.0, 0.0), **(options | changes))  # type: ignore[arg-type]
 
 
-def test_reactive_players_do_what_their_habit_says() -> None:
+def test_reactive_players_do_what_their_habit_says():
     """Rounds are (own, agent's); 0 rock, 1 paper, 2 scissors; shift 1 beats, shift 0 copies."""
     rounds = [(0, 1), (2, 2), (1, 1), (0, 2), (0, 1)]
     assert _answer(habit("past"), rounds) == 2  # beats the agent's last throw, paper
@@ -154,15 +154,13 @@ def test_reactive_players_do_what_their_habit_says() -> None:
         (1.0, (0.183, 0.333, 0.371), 0.444),
     ],
 )
-def test_the_ceilings_are_the_published_ones(
-    alpha: float, scores: tuple[float, ...], knows: float
-) -> None:
+def test_the_ceilings_are_the_published_ones(alpha, scores, knows):
     found = throw_ceilings(alpha, throws=3, episodes=3)
     assert found.episodes == pytest.approx(scores, abs=5e-4)
     assert found.knows_opponent == pytest.approx(knows, abs=1e-3)
 
 
-def test_a_simulated_bayes_learner_reaches_the_ceiling() -> None:
+def test_a_simulated_bayes_learner_reaches_the_ceiling():
     """The posterior mean of 40,000 drawn players, throw by throw: no code is shared."""
     rng = np.random.default_rng(1)
     chances = rng.dirichlet([0.5] * 3, size=40_000)
@@ -180,7 +178,7 @@ def test_a_simulated_bayes_learner_reaches_the_ceiling() -> None:
     assert true_best == pytest.approx(found.knows_opponent, abs=0.01)
 
 
-def test_a_family_is_represented_by_a_sample_of_its_players() -> None:
+def test_a_family_is_represented_by_a_sample_of_its_players():
     """Against 30 Kuhn players: no adaptation < the best learner's third game < knowing them."""
     pool = sample_players({"random_policy-0.5": 1.0, "cfr": 1.0}, 30)
     assert len(pool) == 31
@@ -190,7 +188,7 @@ def test_a_family_is_represented_by_a_sample_of_its_players() -> None:
     assert found.non_adapting < found.bayes_final < found.knows_opponent
 
 
-def test_the_evaluation_shows_the_ceilings_and_can_leave_them_out() -> None:
+def test_the_evaluation_shows_the_ceilings_and_can_leave_them_out():
     ends = ("won",) * 2, ("finished",) * 2
     tasks = [task(seed, split="test") for seed in range(4)]
     rows = [TaskRow(one, 0, (0.3, 0.5), *ends, *[(3, 3)] * 3) for one in tasks]
@@ -223,16 +221,14 @@ def thrown(gains: tuple[float, ...]) -> Episode:
         ("differential", (), (2, 1, 2, 2, 1)),
     ],
 )
-def test_returns_of_scored_throws_are_the_sums_of_later_throws(
-    kind: str, weights: tuple[float, ...], expected: tuple[float, ...]
-) -> None:
+def test_returns_of_scored_throws_are_the_sums_of_later_throws(kind, weights, expected):
     meta = MetaEpisode(task(1), 0, 0, (thrown((1.0, -1.0, 0.0)), thrown((1.0, 1.0))), ("", ""), 0)
     options: Any = {"kind": kind, "weights": weights, "per_turn": True}
     found = compute_returns(meta, step_discount=1.0, episode_discount=1.0, **options)
     assert [one.value for one in found] == pytest.approx(expected)
 
 
-def test_played_episodes_record_what_every_throw_scored() -> None:
+def test_played_episodes_record_what_every_throw_scored():
     """Reward scale 3 and three throws: every throw counts 1."""
     agent = scripted_agent(lambda prompt: "<action>rock</action>")
     world = RockPaperScissors(reward_scale=3.0)

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -159,7 +158,7 @@ def tool_chat(template: str = TOOL_TEMPLATE) -> Chat:
 # --- Schemas and calls
 
 
-def test_the_schema_comes_from_hints_and_docstring() -> None:
+def test_the_schema_comes_from_hints_and_docstring():
     assert read_tool(double).schema() == {
         "type": "function",
         "function": {
@@ -177,7 +176,7 @@ def test_the_schema_comes_from_hints_and_docstring() -> None:
     assert peek.line() == "- peek(place: box|bag): Look into a place."
 
 
-def test_arguments_are_checked_and_converted() -> None:
+def test_arguments_are_checked_and_converted():
     assert read_tool(double).read_arguments({"number": "4"}) == {"number": 4}
     assert read_tool(BoxState.peek).read_arguments({}) == {}
     for wrong, told in (({}, "number: Field required"), ({"number": 1, "x": 2}, "x: Extra")):
@@ -185,7 +184,7 @@ def test_arguments_are_checked_and_converted() -> None:
             read_tool(double).read_arguments(wrong)
 
 
-def test_a_tool_that_cannot_be_described_is_one_message() -> None:
+def test_a_tool_that_cannot_be_described_is_one_message():
     def undocumented(a: int) -> int:
         return a
 
@@ -217,12 +216,12 @@ def test_a_tool_that_cannot_be_described_is_one_message() -> None:
 @pytest.mark.parametrize(
     "content", ["", "peek", "[]", "{}", '{"name": 1}', '{"name": "a", "arguments": 2}', "[" * 9999]
 )
-def test_calls_that_are_not_written_as_asked_are_told_so(content: str) -> None:
+def test_calls_that_are_not_written_as_asked_are_told_so(content):
     with pytest.raises(ValueError, match="the call is not JSON of the form"):
         parse_call(content)
 
 
-def test_a_call_counts_after_the_end_of_thinking_only() -> None:
+def test_a_call_counts_after_the_end_of_thinking_only():
     assert read_call(f"<think>{PEEK}") is None
     assert read_call(f"<think>{PEEK}</think>") is None
     assert parse_call(read_call(f"<think>hm</think>I look. {PEEK}") or "") == ("peek", {})
@@ -232,7 +231,7 @@ def test_a_call_counts_after_the_end_of_thinking_only() -> None:
 # --- Chat templates
 
 
-def test_a_template_with_tools_lists_them_and_has_its_own_results() -> None:
+def test_a_template_with_tools_lists_them_and_has_its_own_results():
     chat = tool_chat()
     assert chat.writes_calls
     seen: list[str] = []
@@ -246,7 +245,7 @@ def test_a_template_with_tools_lists_them_and_has_its_own_results() -> None:
     assert meta.episodes[0].score == 2
 
 
-def test_other_templates_get_the_tools_in_the_rules() -> None:
+def test_other_templates_get_the_tools_in_the_rules():
     other = TOOL_TEMPLATE.replace('{"name": "', "<function=")
     for chat in (byte_chat(), tool_chat(other)):
         assert not chat.writes_calls
@@ -257,16 +256,14 @@ def test_other_templates_get_the_tools_in_the_rules() -> None:
         assert seen[1].endswith("<tool_response>\nbox 1\n</tool_response><|end|><|assistant|>")
 
 
-def test_a_remote_model_gets_results_as_a_user_message() -> None:
+def test_a_remote_model_gets_results_as_a_user_message():
     chat = MessageChat()
     ids = chat.first("Rules.", "Go.") + chat.encode(PEEK) + chat.result("box 1")
     told = "<tool_response>\nbox 1\n</tool_response>"
     assert chat.messages(ids)[-1] == {"role": "user", "content": told}
 
 
-def test_a_model_behind_an_endpoint_calls_tools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_behind_an_endpoint_calls_tools(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -289,7 +286,7 @@ def after_tags(message: str) -> str:
 # --- Play, credit and learning
 
 
-def test_prompts_only_grow_and_sampled_ids_are_trained() -> None:
+def test_prompts_only_grow_and_sampled_ids_are_trained():
     meta = play(scripted_agent(peeking))
     first, second = meta.episodes[0].turns
     for turn in (first, second):
@@ -312,7 +309,7 @@ def test_prompts_only_grow_and_sampled_ids_are_trained() -> None:
     assert meta.generated_tokens == sum(len(one.reply_ids) for one in samples)
 
 
-def test_the_last_call_is_announced_and_a_further_one_is_illegal() -> None:
+def test_the_last_call_is_announced_and_a_further_one_is_illegal():
     agent = replace(scripted_agent(lambda prompt: PEEK), limits=ToolLimits(calls=2))
     turn = play(agent).episodes[0].turns[0]
     assert [call.result for call in turn.calls] == [
@@ -324,7 +321,7 @@ def test_the_last_call_is_announced_and_a_further_one_is_illegal() -> None:
     assert play(none).episodes[0].turns[0].calls == ()
 
 
-def test_errors_of_calls_are_shown() -> None:
+def test_errors_of_calls_are_shown():
     wrong = (write_call("look", {}), write_call("double", {"number": "x"}))
     replies = iter((*wrong, "<tool_call>?</tool_call>"))
     meta = play(scripted_agent(lambda prompt: next(replies, "<action>1</action>")))
@@ -339,7 +336,7 @@ def test_errors_of_calls_are_shown() -> None:
     assert "tool_calls" not in play_sums([meta])
 
 
-def test_thoughts_stay_in_the_turn_and_leave_the_history() -> None:
+def test_thoughts_stay_in_the_turn_and_leave_the_history():
     def think(prompt: str) -> str:
         return f"<think>I see.</think>{peeking(prompt)}"
 
@@ -350,7 +347,7 @@ def test_thoughts_stay_in_the_turn_and_leave_the_history() -> None:
     assert f"{PEEK}<|end|><|user|><tool_response>\nbox 1" in seen[2]
 
 
-def test_past_turns_make_room_for_results() -> None:
+def test_past_turns_make_room_for_results():
     """The tools of the third turn need room: the second turn is folded."""
 
     free = play(scripted_agent(peeking), Long()).episodes[0].turns[-1]
@@ -362,7 +359,7 @@ def test_past_turns_make_room_for_results() -> None:
     assert turn.calls[0].prompt_ids == free.calls[0].prompt_ids
 
 
-def test_the_warm_up_teaches_calls() -> None:
+def test_the_warm_up_teaches_calls():
     setup = PlaySetup(Box(), scripted_agent(lambda prompt: ""), Notes(keep="history"), 1)
     task = Task("box", 5, 0, "", "train")
     expert = write_demonstrations(setup, [task], 0, Script(expert=True))
@@ -380,7 +377,7 @@ def test_the_warm_up_teaches_calls() -> None:
 # --- Stored and shown
 
 
-def test_calls_are_stored_read_and_shown(tmp_path: Path) -> None:
+def test_calls_are_stored_read_and_shown(tmp_path):
     meta = play(scripted_agent(peeking))
     path = tmp_path / "step_000001.jsonl.gz"
     write_meta_episodes(path, [meta])
@@ -420,9 +417,7 @@ def silent() -> None:
     pass
 
 
-def test_the_check_finds_tools_that_remember_and_calls_that_fail(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_check_finds_tools_that_remember_and_calls_that_fail(monkeypatch):
     assert check(Box(), games=5) == []
     assert check_tools(Box()) == [], "tools may depend on the task and on their arguments"
     monkeypatch.setattr(Box, "tools", lambda self: (BoxState.peek, count, draw))
@@ -435,7 +430,7 @@ def test_the_check_finds_tools_that_remember_and_calls_that_fail(
     assert fault == "the tool silent has no docstring: say in one sentence what it does"
 
 
-def test_options_of_tools_need_tools_and_published_prompts_have_none() -> None:
+def test_options_of_tools_need_tools_and_published_prompts_have_none():
     tables: dict[str, Any] = {"environments": {"name": "doors"}, "agent": {"tool_calls": 2}}
     with pytest.raises(ConfigError, match="no effect in environments without tools"):
         build_recipe(tables)

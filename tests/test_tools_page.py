@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ WORLD = {"name": "my_lab.market", "size": 1, "goods": 4, "highest": 4}
 
 
 @pytest.fixture(autouse=True)
-def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def lab(monkeypatch):
     """The package of the examples can be imported, also in processes that a test starts."""
     monkeypatch.syspath_prepend(LAB)
     yield
@@ -36,19 +35,19 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_the_page_shows_the_file_of_the_example() -> None:
+def test_the_page_shows_the_file_of_the_example():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert code == (LAB / "my_lab" / "market.py").read_text()
 
 
-def test_the_market_keeps_the_contract_with_its_tools() -> None:
+def test_the_market_keeps_the_contract_with_its_tools():
     market = find_item("environments", "my_lab.market")
     for world in (market(), market(size=1, goods=4, highest=4)):
         assert check(world, games=20) == []
         assert check_tools(world) == []
 
 
-def test_the_calculator_computes_and_runs_no_code() -> None:
+def test_the_calculator_computes_and_runs_no_code():
     from my_lab.market import calculate
 
     assert calculate("3 + 4 * (2 - 1)") == 7
@@ -57,7 +56,7 @@ def test_the_calculator_computes_and_runs_no_code() -> None:
             calculate(bad)
 
 
-def test_a_function_as_the_agent_calls_tools() -> None:
+def test_a_function_as_the_agent_calls_tools():
     """It solves every task of the panel with one search; without the call it cannot."""
 
     def search(seen: mage.Seen) -> str:
@@ -80,7 +79,7 @@ def test_a_function_as_the_agent_calls_tools() -> None:
         mage.evaluate(policy=greedy, environment="kuhn_poker", opponents="random", size=1)
 
 
-def test_a_person_types_calls_of_tools() -> None:
+def test_a_person_types_calls_of_tools():
     """A text is the first argument; errors are shown; a call is no move and costs nothing."""
     typed = 'search lamp\nsearch {"word": "zebra"}\nsearch\ncalculate 3 + 4\n5\n'
     words = ["play", "my_lab.market", "--episodes", "1", "--seed", "1"]
@@ -92,7 +91,7 @@ def test_a_person_types_calls_of_tools() -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_with_tools_is_killed_resumed_evaluated_and_viewed(tmp_path: Path) -> None:
+def test_a_run_with_tools_is_killed_resumed_evaluated_and_viewed(tmp_path):
     warm = tmp_path / "warm"
     agent = {"max_tokens": 72, "tool_calls": 1}
     warmup = {"play": "expert", "steps": 150, "batch": 8, "turns": 4, "lr": 5e-3}

@@ -3,8 +3,6 @@
 The attacks of `suites` are tests of their own. Kills of several processes are in test_stop.py.
 """
 
-from pathlib import Path
-
 import pytest
 from processes import start_python, wait
 
@@ -15,7 +13,7 @@ from tests.torture.result import Result, table
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("part", ["replies", "configurations", "tools"])
-def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> None:
+def test_fuzzed_input_gives_data_or_one_message(part, tmp_path):
     results = PARTS[part](tmp_path, SHORT, 7)
     assert sum(one.attempts for one in results) >= 400
     assert not [line for one in results for line in one.failures]
@@ -23,7 +21,7 @@ def test_fuzzed_input_gives_data_or_one_message(part: str, tmp_path: Path) -> No
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("part", ["operations", "damage", "disks"])
-def test_killed_runs_damaged_folders_and_full_disks_lose_nothing(part: str, tmp_path: Path) -> None:
+def test_killed_runs_damaged_folders_and_full_disks_lose_nothing(part, tmp_path):
     """In a process of its own: the parts fork, and this one may have computed with torch."""
     words = ["--short", "--seed=7", f"--only={part}"]
     program = f"""
@@ -37,7 +35,7 @@ sys.exit(main())
     assert "| test | attempts | failures |" in log.read_text()
 
 
-def test_the_table_counts_attempts_and_lists_failures() -> None:
+def test_the_table_counts_attempts_and_lists_failures():
     found = table([Result("kills", 50), Result("damages", 1_000, ("attempt 3: wrong",))])
     assert found.splitlines() == [
         *("| test | attempts | failures |", "|---|---|---|", "| kills | 50 | 0 |"),
@@ -45,7 +43,7 @@ def test_the_table_counts_attempts_and_lists_failures() -> None:
     ]
 
 
-def test_the_recipes_of_the_torture_tests_load(tmp_path: Path) -> None:
+def test_the_recipes_of_the_torture_tests_load(tmp_path):
     from tests.torture.runs import SHORT, write_recipe
 
     assert load_recipe(write_recipe(tmp_path), SHORT).warmup.first

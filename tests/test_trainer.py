@@ -77,7 +77,7 @@ def never() -> bool:
 
 @pytest.fixture(scope="module")
 @end_to_end
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Recorder, dict[str, Any]]:
+def whole(tmp_path_factory):
     """A finished run, what its callback was told, and its summary."""
     folder, callback = start(tmp_path_factory.mktemp("whole") / "run"), Recorder()
     return folder, callback, train(folder.path, callback, never)
@@ -86,7 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Recorder
 Whole = tuple[RunFolder, Recorder, dict[str, Any]]
 
 
-def test_a_run_writes_all_files_of_its_folder(whole: Whole) -> None:
+def test_a_run_writes_all_files_of_its_folder(whole):
     folder, callback, summary = whole
     assert callback.updates == [1, 2, 3, 4]
     assert callback.names == [
@@ -102,13 +102,13 @@ def test_a_run_writes_all_files_of_its_folder(whole: Whole) -> None:
     assert meta.episodes[1].reflection is not None
 
 
-def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(whole: Whole) -> None:
+def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(whole):
     # Two ways to compute the same attention in float32: rounding gives 1e-5 per token,
     # a wrong position or mask would give 1e-1.
     assert all(record["mismatch"] < 1e-5 for record in whole[0].metrics())
 
 
-def test_metrics_are_plain_json_without_wall_clock_times(whole: Whole) -> None:
+def test_metrics_are_plain_json_without_wall_clock_times(whole):
     path = whole[0].path / "metrics.jsonl"
     record = json.loads(path.read_text().splitlines()[0])
     assert not {"seconds", "total", "play", "learn"} & set(record)
@@ -120,9 +120,7 @@ def test_metrics_are_plain_json_without_wall_clock_times(whole: Whole) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_start_deletes_what_a_killed_prune_has_left(
-    tmp_path: Path, whole: Whole, finished: bool
-) -> None:
+def test_a_start_deletes_what_a_killed_prune_has_left(tmp_path, whole, finished):
     """Old versions left a checkpoint without its weights; a kill before a prune leaves a whole one.
 
     After the last save of a run no other save prunes.
@@ -139,7 +137,7 @@ def test_a_start_deletes_what_a_killed_prune_has_left(
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == names
 
 
-def test_reflections_get_no_credit_before_reflect_from() -> None:
+def test_reflections_get_no_credit_before_reflect_from():
     where = TurnRef(0, 0, 0, -1, "random")
     turns = [
         Turn(kind, "", "", (1,), Completion((2,), (-0.5,), "x", "stop", 0), None, (), True, 0.0)
@@ -151,7 +149,7 @@ def test_reflections_get_no_credit_before_reflect_from() -> None:
 
 
 @pytest.mark.e2e
-def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path):
     longer = TINY | {"run": TINY["run"] | {"updates": 3, "evaluate_every": 0}}
     folder, callback = start(tmp_path / "run", **longer), Recorder()
     with pytest.raises(Stopped):
@@ -164,7 +162,7 @@ def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_damaged_best_checkpoint_does_not_block_the_end_of_a_run(tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_does_not_block_the_end_of_a_run(tmp_path):
     # This learning rate is too small to change a float32 weight, so update 0 stays the best one.
     folder, callback = start(tmp_path / "run", **TINY, learn={"lr": 1e-20}), Recorder()
     with pytest.raises(Stopped):
@@ -176,14 +174,14 @@ def test_a_damaged_best_checkpoint_does_not_block_the_end_of_a_run(tmp_path: Pat
     assert "update_000002 is used instead" in line
 
 
-def test_a_run_in_use_is_not_trained_by_a_second_process(tmp_path: Path) -> None:
+def test_a_run_in_use_is_not_trained_by_a_second_process(tmp_path):
     folder = start(tmp_path / "run", **TINY)
     with lock_run(folder.path), pytest.raises(RunLocked, match="is in use by process"):
         train(folder.path, Callback(), never)
     assert folder.metrics() == []
 
 
-def test_tasks_have_exact_shares_and_members_of_a_group_share_one_task() -> None:
+def test_tasks_have_exact_shares_and_members_of_a_group_share_one_task():
     tasks_PG = draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=1)
     assert Counter((row[0].opponent, row[0].seat) for row in tasks_PG) == {
         (name, seat): share * 10 for name, share in STYLES.items() for seat in (0, 1)
@@ -193,7 +191,7 @@ def test_tasks_have_exact_shares_and_members_of_a_group_share_one_task() -> None
     assert draw_tasks(small_recipe(play={"groups": 20, "members": 4}), update=2) != tasks_PG
 
 
-def test_mixed_groups_have_several_opponents_and_one_seed() -> None:
+def test_mixed_groups_have_several_opponents_and_one_seed():
     tasks_PG = draw_tasks(
         small_recipe(play={"groups": 4, "members": 8, "grouping": "mixed"}), update=1
     )

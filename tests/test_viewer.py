@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -31,7 +30,7 @@ HOST = {"host": "127.0.0.1:4000"}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     make_run(place / "one")
     make_run(place / "two", updates=4, lr=5e-4)
@@ -39,14 +38,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(runs: Path) -> Library:
+def library(runs):
     return Library([runs])
 
 
 # --- Data paths
 
 
-def test_the_run_list_names_state_progress_and_score(library: Library) -> None:
+def test_the_run_list_names_state_progress_and_score(library):
     rows = {row["id"]: row for row in library.get("runs")["runs"]}
     assert {id: (row["state"], row["updates"], row["total"]) for id, row in rows.items()} == {
         "one": ("finished", 6, 6),
@@ -57,7 +56,7 @@ def test_the_run_list_names_state_progress_and_score(library: Library) -> None:
     assert rows["one"]["score"]["value"] == last["value"]
 
 
-def test_a_damaged_run_is_listed_with_its_error(tmp_path: Path) -> None:
+def test_a_damaged_run_is_listed_with_its_error(tmp_path):
     make_run(tmp_path / "good")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "recipe.toml").write_text("[run]\nupdates = 'many'\n")
@@ -67,20 +66,20 @@ def test_a_damaged_run_is_listed_with_its_error(tmp_path: Path) -> None:
     assert "updates" in rows["bad"]["error"]
 
 
-def test_a_run_appears_while_the_viewer_is_open(tmp_path: Path) -> None:
+def test_a_run_appears_while_the_viewer_is_open(tmp_path):
     make_run(tmp_path / "first")
     library = Library([tmp_path])
     make_run(tmp_path / "second")
     assert [row["id"] for row in library.get("runs")["runs"]] == ["first", "second"]
 
 
-def test_runs_of_equal_names_get_different_ids(tmp_path: Path) -> None:
+def test_runs_of_equal_names_get_different_ids(tmp_path):
     make_run(tmp_path / "a" / "run")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     assert list(Library([tmp_path]).runs) == ["run", "b.run"]
 
 
-def test_a_run_holds_curves_panels_recipe_and_warnings(library: Library) -> None:
+def test_a_run_holds_curves_panels_recipe_and_warnings(library):
     run = library.get("run/one")
     assert run["metrics"]["score_3"] == pytest.approx([-0.14 + 0.05 * k for k in range(1, 7)])
     assert run["panels"][0]["stages"][1]["overall"]["non_adapting"] == pytest.approx(
@@ -91,7 +90,7 @@ def test_a_run_holds_curves_panels_recipe_and_warnings(library: Library) -> None
     assert run["stored"] == ["after_test", "before_test", "step_000006"]
 
 
-def test_a_meta_episode_equals_the_stored_one(library: Library) -> None:
+def test_a_meta_episode_equals_the_stored_one(library):
     stored = RunFolder.open(library.runs["one"]).read_episodes_of("after_test")[3]
     shown = library.get("run/one/meta/after_test/3")
     assert [one["score"] for one in shown["episodes"]] == [one.score for one in stored.episodes]
@@ -101,7 +100,7 @@ def test_a_meta_episode_equals_the_stored_one(library: Library) -> None:
     assert shown["task"]["seed"] == str(stored.task.seed), "JavaScript would round the number"
 
 
-def test_the_index_counts_illegal_replies_and_gains(library: Library) -> None:
+def test_the_index_counts_illegal_replies_and_gains(library):
     index = library.get("run/one/index/after_test")
     metas = RunFolder.open(library.runs["one"]).read_episodes_of("after_test")
     for row, meta in zip(index["rows"], metas, strict=True):
@@ -119,12 +118,12 @@ def test_the_index_counts_illegal_replies_and_gains(library: Library) -> None:
         *("run/one/tasks/select_000000", "table/../../etc/passwd"),
     ],
 )
-def test_unknown_data_paths_are_refused(library: Library, path: str) -> None:
+def test_unknown_data_paths_are_refused(library, path):
     with pytest.raises(LookupError):
         library.get(path)
 
 
-def test_a_folder_that_does_not_exist_gives_one_message(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_gives_one_message(tmp_path):
     with pytest.raises(RunError, match="there is no folder"):
         Library([tmp_path / "none"])
     with pytest.raises(UnknownPath):
@@ -134,7 +133,7 @@ def test_a_folder_that_does_not_exist_gives_one_message(tmp_path: Path) -> None:
 # --- Credit
 
 
-def test_the_explanation_adds_up_to_the_stored_advantage(library: Library) -> None:
+def test_the_explanation_adds_up_to_the_stored_advantage(library):
     """For GiGPO with its defaults each part is the own value minus the mean of the others."""
     stored = {
         (one.member, one.episode, one.index): one
@@ -154,7 +153,7 @@ def test_the_explanation_adds_up_to_the_stored_advantage(library: Library) -> No
         assert turn["sentences"][0].startswith("Advantage ")
 
 
-def test_the_explanation_names_a_weight_that_hides_a_difference(tmp_path: Path) -> None:
+def test_the_explanation_names_a_weight_that_hides_a_difference(tmp_path):
     make_run(tmp_path / "one", updates=2, episode_weight=0.0)
     turns = Library([tmp_path]).get("run/one/credit/step_000002/0")["turns"]
     assert all(one["parts"]["episode"] == 0 for one in turns if one["place"][2] >= 0)
@@ -162,7 +161,7 @@ def test_the_explanation_names_a_weight_that_hides_a_difference(tmp_path: Path) 
     assert {told in " ".join(one["sentences"]) for one in turns if one["place"][2] >= 0} == {True}
 
 
-def test_compared_turns_are_those_of_the_same_group_and_state(library: Library) -> None:
+def test_compared_turns_are_those_of_the_same_group_and_state(library):
     found = library.get("run/one/credit/step_000006/0")
     metas = RunFolder.open(library.runs["one"]).read_episodes(6)
     for turn in found["turns"]:
@@ -179,7 +178,7 @@ def test_compared_turns_are_those_of_the_same_group_and_state(library: Library) 
 # --- Comparison
 
 
-def test_two_runs_are_compared_task_by_task(library: Library) -> None:
+def test_two_runs_are_compared_task_by_task(library):
     found = library.get("compare/one/two")
     assert [option[0] for option in found["options"]] == ["learn.lr", "run.updates"]
     panel = next(one for one in found["panels"] if one["second"] == "after_test")
@@ -188,7 +187,7 @@ def test_two_runs_are_compared_task_by_task(library: Library) -> None:
     assert panel["changed"] == []
 
 
-def test_runs_of_different_panels_have_no_paired_difference(tmp_path: Path) -> None:
+def test_runs_of_different_panels_have_no_paired_difference(tmp_path):
     from tests.view_runs import play
 
     make_run(tmp_path / "one")
@@ -219,11 +218,11 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def client(library: Library) -> Client:
+def client(library):
     return Client(library)
 
 
-def test_the_server_answers_the_page_its_files_and_its_data(client: Client) -> None:
+def test_the_server_answers_the_page_its_files_and_its_data(client):
     page = client.get(f"/{TOKEN}/")
     assert page.status_code == 200
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
@@ -249,8 +248,8 @@ def test_the_server_answers_the_page_its_files_and_its_data(client: Client) -> N
     ],
 )
 def test_requests_without_token_from_elsewhere_or_with_path_tricks_are_refused(
-    client: Client, path: str, headers: dict[str, str]
-) -> None:
+    client, path, headers
+):
     answer = client.get(path, headers=headers)
     assert answer.status_code in (403, 404)
     assert "root:" not in answer.text
@@ -258,12 +257,12 @@ def test_requests_without_token_from_elsewhere_or_with_path_tricks_are_refused(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_the_server_only_reads(client: Client, method: str) -> None:
+def test_the_server_only_reads(client, method):
     assert client.send(method, f"/{TOKEN}/data/runs").status_code in (404, 405)
 
 
 @pytest.mark.e2e
-def test_the_server_never_writes_into_a_run(tmp_path: Path) -> None:
+def test_the_server_never_writes_into_a_run(tmp_path):
     folder = make_run(tmp_path / "one")
     before = _files(folder.path)
     client = Client(Library([tmp_path]))
@@ -279,14 +278,14 @@ def _files(place: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_the_address_can_be_opened_before_the_server_runs(runs: Path) -> None:
+def test_the_address_can_be_opened_before_the_server_runs(runs):
     server = Server(Library([runs]))
     socket.create_connection(("127.0.0.1", server.port)).close()  # it is not refused
     server.socket.close()
 
 
 @pytest.mark.e2e
-def test_the_command_serves_until_it_is_stopped(runs: Path, tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_stopped(runs, tmp_path):
     log = tmp_path / "log"
     process = start_mage(["view", str(runs), "--no-open"], tmp_path, log)
     try:
@@ -308,7 +307,7 @@ def test_the_command_serves_until_it_is_stopped(runs: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.e2e
-def test_a_static_folder_holds_every_view(runs: Path, tmp_path: Path) -> None:
+def test_a_static_folder_holds_every_view(runs, tmp_path):
     done = CliRunner().invoke(app, ["view", str(runs), "--export", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output
     for name in ("runs", "run/one", "run/one/meta/after_test/0", "compare/one/two"):
@@ -327,9 +326,7 @@ def test_a_static_folder_holds_every_view(runs: Path, tmp_path: Path) -> None:
         (("export", "runs/one", "--out", "own/index.html"), "exists already"),
     ],
 )
-def test_files_of_others_are_never_overwritten(
-    runs: Path, tmp_path: Path, words: Sequence[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_others_are_never_overwritten(runs, tmp_path, words, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own").mkdir()
     Path("own/index.html").write_text("my page")
@@ -341,7 +338,7 @@ def test_files_of_others_are_never_overwritten(
     assert [path.read_text() for path in Path("own").iterdir()] == ["my page"]
 
 
-def test_no_text_can_end_the_script_of_a_static_copy(runs: Path, tmp_path: Path) -> None:
+def test_no_text_can_end_the_script_of_a_static_copy(runs, tmp_path):
     data = list(collect(Library([runs / "one"])))
     page = write_file(tmp_path / "page.html", data).read_text("utf-8")
     assert HOSTILE[:30] not in page
@@ -356,7 +353,7 @@ def test_no_text_can_end_the_script_of_a_static_copy(runs: Path, tmp_path: Path)
 # --- Datasets
 
 
-def test_a_dataset_holds_every_turn_with_its_credit(runs: Path, tmp_path: Path) -> None:
+def test_a_dataset_holds_every_turn_with_its_credit(runs, tmp_path):
     target = tmp_path / "turns.jsonl"
     done = CliRunner().invoke(app, ["export", str(runs / "one"), "--out", str(target)])
     assert done.exit_code == 0, done.output
@@ -383,9 +380,7 @@ def library_sets(folder: RunFolder) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "hf"])
-def test_other_libraries_read_the_rows_of_every_format(
-    runs: Path, tmp_path: Path, form: str
-) -> None:
+def test_other_libraries_read_the_rows_of_every_format(runs, tmp_path, form):
     parquet = pytest.importorskip("pyarrow.parquet")
     datasets = pytest.importorskip("datasets")
     rows = list(dataset_rows(RunFolder.open(runs / "one")))
@@ -405,7 +400,7 @@ def test_other_libraries_read_the_rows_of_every_format(
     assert replies == sorted(row["reply"] for row in rows)
 
 
-def test_an_export_names_missing_credit_and_probabilities(runs: Path, tmp_path: Path) -> None:
+def test_an_export_names_missing_credit_and_probabilities(runs, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(runs / "one", copy)
     path = min((copy / "episodes").glob("step_*.credit.jsonl.gz"))
@@ -420,9 +415,7 @@ def test_an_export_names_missing_credit_and_probabilities(runs: Path, tmp_path: 
 
 
 @pytest.mark.e2e
-def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("mage.report.curves.draw_curves", lambda results: {})
     copy = tmp_path / "copy"
     shutil.copytree(runs / "one", copy)
@@ -436,7 +429,7 @@ def test_a_report_deletes_the_shards_that_a_kill_at_the_end_left(
     assert shards.exists()
 
 
-def test_pipes_and_broken_links_beside_runs_are_ignored(tmp_path: Path) -> None:
+def test_pipes_and_broken_links_beside_runs_are_ignored(tmp_path):
     """Reading a pipe would wait forever."""
     make_run(tmp_path / "one")
     os.mkfifo(tmp_path / "pipe.json")

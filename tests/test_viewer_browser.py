@@ -39,7 +39,7 @@ PATIENCE = 120.0  # seconds; a busy machine is slow
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     place = tmp_path_factory.mktemp("runs")
     make_run(place / "one")
     make_run(place / "two", updates=4, lr=5e-4)
@@ -60,14 +60,14 @@ def serving(runs: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def address(runs: Path) -> Iterator[str]:
+def address(runs):
     with serving(runs) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 @end_to_end
-def browser() -> Iterator[Any]:
+def browser():
     webdriver = pytest.importorskip("selenium.webdriver")  # it takes a second
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
@@ -81,7 +81,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def visit(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+def visit(browser, address):
     """Opens a view and waits for a text; fails on any script error of the page."""
     browser.get_log("browser")
 
@@ -129,7 +129,7 @@ def last_score(run: Path, name: str) -> str:
 # --- Views
 
 
-def test_the_list_shows_the_stored_scores_and_search_filters_it(visit: Any, runs: Path) -> None:
+def test_the_list_shows_the_stored_scores_and_search_filters_it(visit, runs):
     page = visit("", "two")
     rows = page.find_elements("css selector", "#runs tbody tr")
     assert len(rows) == 2
@@ -142,7 +142,7 @@ def test_the_list_shows_the_stored_scores_and_search_filters_it(visit: Any, runs
     assert page.switch_to.active_element.tag_name == "body", "Esc leaves the search box"
 
 
-def test_selected_runs_open_in_a_comparison_with_their_differences(visit: Any) -> None:
+def test_selected_runs_open_in_a_comparison_with_their_differences(visit):
     page = visit("", "two")
     for box in page.find_elements("css selector", "#runs input[type=checkbox]"):
         box.click()
@@ -153,7 +153,7 @@ def test_selected_runs_open_in_a_comparison_with_their_differences(visit: Any) -
     assert "Paired difference" in body(page)
 
 
-def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Path) -> None:
+def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit, runs):
     page = visit("#/run/one", "Score by episode")
     text = body(page)
     assert WARNING in text
@@ -164,7 +164,7 @@ def test_a_run_shows_warnings_figures_exact_lines_and_plots(visit: Any, runs: Pa
     assert page.title == "one · MAGE"
 
 
-def test_filters_of_the_meta_episodes_filter(visit: Any, runs: Path) -> None:
+def test_filters_of_the_meta_episodes_filter(visit, runs):
     page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
     metas = RunFolder.open(runs / "one").read_episodes_of("after_test")
     choose(page, "set", "after_test")
@@ -181,14 +181,14 @@ def test_filters_of_the_meta_episodes_filter(visit: Any, runs: Path) -> None:
     wait_for(page, f"{len(won)} of 36 meta-episodes")
 
 
-def test_a_row_leads_to_its_meta_episode(visit: Any) -> None:
+def test_a_row_leads_to_its_meta_episode(visit):
     page = visit("#/run/one/episodes", "36 of 36 meta-episodes")
     page.find_element("css selector", ".virtual .vrow a").click()
     wait_for(page, "Episode 3")
     assert page.current_url.endswith("#/run/one/meta/after_test/0")
 
 
-def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any) -> None:
+def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit):
     page = visit("#/run/one/meta/after_test/2", "Episode 3")
     text = body(page)
     assert "<script>document.title='broken'</script>" in text
@@ -200,14 +200,14 @@ def test_a_meta_episode_shows_boards_memory_and_hostile_text_as_text(visit: Any)
     assert len(loaded) == len(set(loaded)), "views that need the same data load it once"
 
 
-def test_the_probabilities_of_all_legal_moves_are_shown(visit: Any) -> None:
+def test_the_probabilities_of_all_legal_moves_are_shown(visit):
     """The first turn of the first task has stored probabilities: 62.5 %, 27.5 %, 10 % illegal."""
     page = visit("#/run/one/meta/after_test/0", "Episode 3")
     (box,) = page.find_elements("css selector", ".chances")
     assert box.text.split("\n") == ["pass", "62.5 %", "bet", "27.5 %", "no legal move", "10.0 %"]
 
 
-def test_why_this_credit_names_the_parts_and_links_to_members(visit: Any) -> None:
+def test_why_this_credit_names_the_parts_and_links_to_members(visit):
     page = visit("#/run/one/meta/step_000006/0", "why?")
     page.find_element("css selector", "button.credit").click()
     wait_for(page, "(episode)")
@@ -219,12 +219,12 @@ def test_why_this_credit_names_the_parts_and_links_to_members(visit: Any) -> Non
     wait_for(page, "member")
 
 
-def test_the_adaptation_strip_draws_every_task(visit: Any) -> None:
+def test_the_adaptation_strip_draws_every_task(visit):
     page = visit("#/run/one/strip", "tasks; won")
     assert len(page.find_elements("css selector", ".strip canvas")) == 3, "one for an opponent"
 
 
-def test_keys_move_and_open(visit: Any) -> None:
+def test_keys_move_and_open(visit):
     page = visit("", "two")
     main = page.find_element("tag name", "body")
     main.send_keys("j")
@@ -233,7 +233,7 @@ def test_keys_move_and_open(visit: Any) -> None:
     wait_for(page, "previous, next meta-episode")
 
 
-def test_the_recipe_is_shown_and_an_unknown_page_says_so(visit: Any) -> None:
+def test_the_recipe_is_shown_and_an_unknown_page_says_so(visit):
     assert "[advantages]" in body(visit("#/run/one/recipe", "Resolved recipe"))
     visit("#/nothing", "There is no page nothing.")
 
@@ -241,7 +241,7 @@ def test_the_recipe_is_shown_and_an_unknown_page_says_so(visit: Any) -> None:
 # --- Size
 
 
-def test_a_thousand_meta_episodes_are_listed_in_parts(browser: Any, tmp_path: Path) -> None:
+def test_a_thousand_meta_episodes_are_listed_in_parts(browser, tmp_path):
     store_many(make_run(tmp_path / "large"), 5, 1_000)
     with serving(tmp_path) as address:
         browser.get("about:blank")
@@ -254,7 +254,7 @@ def test_a_thousand_meta_episodes_are_listed_in_parts(browser: Any, tmp_path: Pa
 # --- Static copies
 
 
-def test_static_copies_open_from_disk(visit: Any, runs: Path, tmp_path: Path) -> None:
+def test_static_copies_open_from_disk(visit, runs, tmp_path):
     data = list(collect(Library([runs])))
     for copy in (write_folder(tmp_path / "page", data), write_file(tmp_path / "page.html", data)):
         base = copy.as_uri()
@@ -278,14 +278,14 @@ def write_table(path: Path, **more: Any) -> str:
     return write_file(path, data, start="table/table1").as_uri()
 
 
-def test_a_table_of_an_earlier_version_opens(visit: Any, tmp_path: Path) -> None:
+def test_a_table_of_an_earlier_version_opens(visit, tmp_path):
     page = visit("", "Holm", write_table(tmp_path / "table1.html"))
     assert "LaMer" in body(page)
     assert page.find_elements("css selector", "img.picture") == []
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_a_table_shows_its_pictures_and_quotes(visit: Any, tmp_path: Path, width: int) -> None:
+def test_a_table_shows_its_pictures_and_quotes(visit, tmp_path, width):
     metas = {"mage": [meta((-1.0, 1.0))], "react": [meta((-1.0, -1.0))]}
     choices = read_choices(metas)
     assert choices is not None
@@ -316,7 +316,7 @@ def test_a_table_shows_its_pictures_and_quotes(visit: Any, tmp_path: Path, width
 # --- Live runs
 
 
-def test_the_page_follows_an_active_run(browser: Any, tmp_path: Path) -> None:
+def test_the_page_follows_an_active_run(browser, tmp_path):
     folder = make_run(tmp_path / "live")
     (folder.path / "summary.json").unlink()
     with serving(tmp_path) as address:
@@ -327,7 +327,7 @@ def test_the_page_follows_an_active_run(browser: Any, tmp_path: Path) -> None:
         wait_for(browser, "7 of 6 updates")
 
 
-def test_the_exact_prompt_is_shown_on_demand(visit: Any, runs: Path) -> None:
+def test_the_exact_prompt_is_shown_on_demand(visit, runs):
     page = visit("#/run/one/meta/after_test/0", "prompt,")
     buttons = page.find_elements("css selector", ".badges button.badge:not(.credit)")
     buttons[0].click()

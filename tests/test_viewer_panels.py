@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 @pytest.mark.parametrize("world", ["alfworld", "webshop"])
-def test_a_run_whose_data_is_on_another_machine_is_shown(tmp_path: Path, world: str) -> None:
+def test_a_run_whose_data_is_on_another_machine_is_shown(tmp_path, world):
     options = {"name": world, "data": "/data/of/another/machine"}
     folder = RunFolder.create(tmp_path / "far", build_recipe({"environments": options}))
     folder.append_metrics({"update": 1, "score_1": 0.25})
@@ -55,7 +55,7 @@ def row_of(task: Any, outcomes: tuple[str, ...]) -> TaskRow:
     return TaskRow(task, 0, scores, outcomes, ("finished",) * len(outcomes), counts, counts, counts)
 
 
-def test_success_is_counted_by_kind_of_task(tmp_path: Path) -> None:
+def test_success_is_counted_by_kind_of_task(tmp_path):
     """Every task of the type `light` is won from its second episode on, every other one is lost.
 
     The goal sentence of the game tells the type: only `light` tasks examine something.
@@ -87,7 +87,7 @@ class Halves(Corridor):
         return "ab"[seed % 2]
 
 
-def test_mage_evaluate_shows_success_by_kind_of_task() -> None:
+def test_mage_evaluate_shows_success_by_kind_of_task():
     """Two of the three tasks of kind `a` are won in the second episode, the task of `b` never."""
     ends = {0: "won", 2: "won", 4: "lost", 1: "lost"}
     rows = [
@@ -100,7 +100,7 @@ def test_mage_evaluate_shows_success_by_kind_of_task() -> None:
     assert [line[:3] + line[5:6] for line in lines] == [["a", "3", "0", "67"], ["b", "1", "0", "0"]]
 
 
-def test_equal_plays_of_a_task_are_compared() -> None:
+def test_equal_plays_of_a_task_are_compared():
     """Two plays of one task differ, but both runs have the same two plays."""
     task = Task("variants", 1, 0, "", "test")
     rows = [row_of(task, ("lost", end)) for end in ("won", "lost")]
@@ -109,7 +109,7 @@ def test_equal_plays_of_a_task_are_compared() -> None:
     assert len(_changed(rows, [rows[0], replace(rows[0], member=1)])) == 1
 
 
-def test_several_plays_of_a_task_count_as_one_task_in_a_table() -> None:
+def test_several_plays_of_a_task_count_as_one_task_in_a_table():
     tasks = [Task("variants", seed, 0, "", "test") for seed in (1, 2)]
     ends = (("lost", "won"), ("lost", "lost"), ("won", "lost"), ("lost", "lost"))
     rows = [
@@ -121,7 +121,7 @@ def test_several_plays_of_a_task_count_as_one_task_in_a_table() -> None:
     assert played.values["pass_at"][0].tolist() == [[0.5, 1.0], [0.0, 0.0]]
 
 
-def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:
+def test_an_environment_with_one_kind_has_no_table(tmp_path):
     make_run(tmp_path / "one")
     assert Library([tmp_path]).get("run/one/kinds/after_test")["kinds"] == []
 
@@ -130,7 +130,7 @@ def test_an_environment_with_one_kind_has_no_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_kept_results_show_their_figures_and_texts() -> None:
+def test_kept_results_show_their_figures_and_texts():
     library = Library([RESULTS])
     rows = {row["id"]: row for row in library.get("runs")["runs"]}
     assert [id for id, row in rows.items() if row["state"] == "damaged"] == []
@@ -146,15 +146,13 @@ def test_kept_results_show_their_figures_and_texts() -> None:
 
 
 @pytest.mark.e2e
-def test_kept_results_without_summary_are_stopped_runs() -> None:
+def test_kept_results_without_summary_are_stopped_runs():
     rows = {row["id"]: row for row in Library([RESULTS]).get("runs")["runs"]}
     assert rows["smollm2_sokoban_long.gigpo_seed1"]["state"] == "stopped"
 
 
 @pytest.mark.e2e
-def test_kept_task_rows_give_the_strip_and_the_paired_differences_of_the_run(
-    tmp_path: Path,
-) -> None:
+def test_kept_task_rows_give_the_strip_and_the_paired_differences_of_the_run(tmp_path):
     make_run(tmp_path / "runs" / "one")
     keep = runpy.run_path(str(RESULTS.parent / "scripts" / "keep_results.py"))["keep"]
     keep(tmp_path / "runs" / "one", tmp_path / "kept" / "one")
@@ -178,7 +176,7 @@ def many(path: Path, count: int) -> Path:
     return path / "episodes" / "step_000001.jsonl.gz"
 
 
-def test_the_table_of_contents_equals_the_file_and_leads_to_every_line(tmp_path: Path) -> None:
+def test_the_table_of_contents_equals_the_file_and_leads_to_every_line(tmp_path):
     path = many(tmp_path / "run", 2 * MEMBER + 3)
     written = read_contents(path)
     lines = gzip.decompress(path.read_bytes()).splitlines()
@@ -190,7 +188,7 @@ def test_the_table_of_contents_equals_the_file_and_leads_to_every_line(tmp_path:
     assert len(written.rows) == len(lines) == 2 * MEMBER + 3
 
 
-def test_a_table_of_contents_of_another_file_is_ignored(tmp_path: Path) -> None:
+def test_a_table_of_contents_of_another_file_is_ignored(tmp_path):
     path = many(tmp_path / "run", 3)
     table = json.loads(contents_path(path).read_text())
     contents_path(path).write_text(json.dumps(table | {"rows": []}))
@@ -203,7 +201,7 @@ def test_a_table_of_contents_of_another_file_is_ignored(tmp_path: Path) -> None:
     assert len(read_contents(path).rows) == 3
 
 
-def test_files_of_one_gzip_member_are_read_as_before(tmp_path: Path) -> None:
+def test_files_of_one_gzip_member_are_read_as_before(tmp_path):
     path = many(tmp_path / "run", MEMBER + 2)
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
     contents = read_contents(path)
@@ -213,7 +211,7 @@ def test_files_of_one_gzip_member_are_read_as_before(tmp_path: Path) -> None:
     assert len(RunFolder.open(tmp_path / "run").read_episodes(1)) == MEMBER + 2
 
 
-def test_a_damaged_member_gives_one_message(tmp_path: Path) -> None:
+def test_a_damaged_member_gives_one_message(tmp_path):
     path = many(tmp_path / "run", MEMBER + 2)
     contents = read_contents(path)
     data = bytearray(path.read_bytes())
@@ -227,7 +225,7 @@ def test_a_damaged_member_gives_one_message(tmp_path: Path) -> None:
 # --- Hostile names
 
 
-def test_a_folder_with_markup_in_its_name_gets_a_plain_id_and_stays_text(tmp_path: Path) -> None:
+def test_a_folder_with_markup_in_its_name_gets_a_plain_id_and_stays_text(tmp_path):
     name = "<img src=x onerror=alert(1)>"
     make_run(tmp_path / name)
     library = Library([tmp_path])

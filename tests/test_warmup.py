@@ -7,7 +7,6 @@ import os
 import random
 import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,9 +70,7 @@ def of_kind(found: list[Demonstration], kind: str) -> list[Turn]:
 
 
 @pytest.mark.parametrize("environment", WORLDS, ids=lambda world: world.name)
-def test_scripted_play_works_in_every_environment_and_makes_legal_moves_only(
-    environment: Environment,
-) -> None:
+def test_scripted_play_works_in_every_environment_and_makes_legal_moves_only(environment):
     found = demonstrations(environment)
     assert len({one.where.group for one in found}) == 20
     for one in found:
@@ -85,7 +82,7 @@ def test_scripted_play_works_in_every_environment_and_makes_legal_moves_only(
             assert one.turn.observation in shown, "the prompt is that of real play"
 
 
-def test_scripted_moves_are_uniform_over_the_legal_ones() -> None:
+def test_scripted_moves_are_uniform_over_the_legal_ones():
     """Kuhn: bets in half of the situations, for every card (three standard deviations)."""
     moves = of_kind(demonstrations(KuhnPoker(), 200), "play")
     for card in "JQK":
@@ -94,9 +91,7 @@ def test_scripted_moves_are_uniform_over_the_legal_ones() -> None:
 
 
 @pytest.mark.parametrize("environment", WORLDS, ids=lambda world: world.name)
-def test_scripted_notes_state_facts_of_the_episode_and_learn_where_to_end(
-    environment: Environment,
-) -> None:
+def test_scripted_notes_state_facts_of_the_episode_and_learn_where_to_end(environment):
     notes = [one for one in demonstrations(environment) if one.turn.kind == "reflect"]
     assert len(notes) == 40, "a note after every episode but the last"
     for one in notes:
@@ -109,7 +104,7 @@ def test_scripted_notes_state_facts_of_the_episode_and_learn_where_to_end(
     assert len({one.turn.completion.text for one in notes}) > 5
 
 
-def test_notes_say_that_an_episode_ran_out_of_turns() -> None:
+def test_notes_say_that_an_episode_ran_out_of_turns():
     turns = of_kind(demonstrations(Corridor(length=8, max_turns=3)), "reflect")
     notes = [turn.completion.text for turn in turns]
     assert RAN_OUT in notes
@@ -117,7 +112,7 @@ def test_notes_say_that_an_episode_ran_out_of_turns() -> None:
     assert facts > {RAN_OUT}, "what was reached is told too"
 
 
-def test_all_facts_are_equally_likely_and_a_long_note_ends_at_a_fact() -> None:
+def test_all_facts_are_equally_likely_and_a_long_note_ends_at_a_fact():
     recap = "A was so. B was so.\nC was so!"
     rng = random.Random(0)
     told = Counter(fact for _ in range(3000) for fact in facts_of(factual_note(recap, rng)))
@@ -126,11 +121,11 @@ def test_all_facts_are_equally_likely_and_a_long_note_ends_at_a_fact() -> None:
 
 
 @pytest.mark.parametrize("recap", ["", " \n"])
-def test_the_note_on_a_recap_without_facts_is_empty(recap: str) -> None:
+def test_the_note_on_a_recap_without_facts_is_empty(recap):
     assert factual_note(recap, random.Random(0)) == ""
 
 
-def test_an_answer_that_does_not_fit_gives_an_error_with_the_option() -> None:
+def test_an_answer_that_does_not_fit_gives_an_error_with_the_option():
     agent = scripted_agent(str)
     tight = Agent(agent.engine, agent.chat, SamplingOptions(max_tokens=10))
     setup = PlaySetup(TicTacToe(), tight, Notes(keep="none"))
@@ -138,7 +133,7 @@ def test_an_answer_that_does_not_fit_gives_an_error_with_the_option() -> None:
         write_demonstrations(setup, tasks(TicTacToe(), 1), 0)
 
 
-def test_a_note_that_does_not_fit_is_not_taught() -> None:
+def test_a_note_that_does_not_fit_is_not_taught():
     """The shortest fact has more than three letters, and an end token follows it."""
     agent = scripted_agent(str)
     for limit, taught in ((4, 0), (400, 2)):
@@ -175,7 +170,7 @@ def warm(steps: int, keep: str, seed: int = 0) -> tuple[LlamaForCausalLM, Warmup
 
 
 @pytest.mark.e2e
-def test_a_random_model_learns_the_format_and_keeps_its_entropy() -> None:
+def test_a_random_model_learns_the_format_and_keeps_its_entropy():
     """Corridor: two moves at the west end and three elsewhere, so log 2 < entropy < log 3.
 
     A preference for one move would lose most of that entropy.
@@ -191,14 +186,14 @@ def test_a_random_model_learns_the_format_and_keeps_its_entropy() -> None:
 
 
 @pytest.mark.e2e
-def test_the_same_seed_gives_the_same_weights_and_figures() -> None:
+def test_the_same_seed_gives_the_same_weights_and_figures():
     (one, first), (other, second), (_, third) = (warm(2, "reflections", seed) for seed in (0, 0, 1))
     assert first == second != third
     assert (first.turns, first.notes) == (40, 10)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_learning_has_the_memory_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_has_the_memory_of_the_engine(monkeypatch):
     """Before every computation of the learner the engine has released what only play needs.
 
     A released engine is refreshed before it samples again.
@@ -227,7 +222,7 @@ def test_learning_has_the_memory_of_the_engine(monkeypatch: pytest.MonkeyPatch) 
         ready = event == "refresh" or (ready and event != "release")
 
 
-def test_packed_padded_and_recomputed_steps_are_equal() -> None:
+def test_packed_padded_and_recomputed_steps_are_equal():
     agent = Agent(scripted_agent(str).engine, ignorant()[1], SamplingOptions())
     setup = PlaySetup(KuhnPoker(), agent, Notes())
     rows = [one.sample() for one in write_demonstrations(setup, tasks(KuhnPoker(), 3), 0)]
@@ -244,7 +239,7 @@ def test_packed_padded_and_recomputed_steps_are_equal() -> None:
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found[0][2], other[2]))
 
 
-def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
+def test_the_learning_rate_rises_and_falls_to_a_tenth():
     options = WarmupOptions(steps=21, lr=1.0)
     assert [lr_at(options, step) for step in (0, 20)] == pytest.approx([0.5, 0.1])
     assert lr_at(options, 2) == pytest.approx(1 - 0.9 * 2 / 20)
@@ -264,7 +259,7 @@ SMALL = (
 
 
 @pytest.mark.e2e
-def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path) -> None:
+def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path):
     done = run_verb(*SMALL, "--agent.temperature=0.9", "--out", str(tmp_path / "warm"), "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
@@ -285,7 +280,7 @@ def test_the_verb_writes_a_model_that_can_be_trained_and_says_how(tmp_path: Path
     assert read_action(Chat.load(tmp_path / "warm").decode(ids)) == "bet"
 
 
-def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
+def test_without_steps_it_measures_and_writes_nothing(tmp_path):
     done = run_verb(*SMALL, "--warmup.steps=0", "--out", str(tmp_path / "warm"))
     assert done.exit_code == 0, done.output
     assert "legal moves" in done.stdout
@@ -301,14 +296,14 @@ def test_without_steps_it_measures_and_writes_nothing(tmp_path: Path) -> None:
         ((*SMALL, "--out", "."), "exists already"),
     ],
 )
-def test_a_user_error_is_one_message(words: tuple[str, ...], message: str) -> None:
+def test_a_user_error_is_one_message(words, message):
     done = run_verb(*(words if "--out" in words else (*words, "--out", "nowhere")))
     assert done.exit_code == 2
     assert message in done.output
     assert "Traceback" not in done.output
 
 
-def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables) -> None:
+def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables):
     assert "warmup" not in build_recipe(kuhn_tables).tables(), "a run records what it used"
     said = build_recipe(kuhn_tables | {"warmup": {"steps": 12}})
     assert said.tables()["warmup"]["steps"] == 12
@@ -316,7 +311,7 @@ def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables) -> None:
 
 
 @pytest.mark.e2e
-def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path) -> None:
+def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path):
     few = (
         *("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1"),
         *("--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32"),
@@ -330,7 +325,7 @@ def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path)
     assert done.exit_code == 0, done.output
     warm = tmp_path / "one" / "warm"
     assert {path.name for path in warm.iterdir()} == {
-        *("adapter_config.json", "adapter_model.safetensors", "checksums.json", "warmup.json"),
+        *("adapter_config.json", "adapter_model.safetensors", "checksums.json", "warmup.json")
     }
     before, after = (
         load_model(folder, "float32", "cpu").state_dict() for folder in (SHIPPED / "embedded", warm)
@@ -347,7 +342,7 @@ def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path: Path)
     assert done.exit_code == 0, done.output
 
 
-def test_a_signal_stops_a_warmup_at_once(tmp_path: Path) -> None:
+def test_a_signal_stops_a_warmup_at_once(tmp_path):
     own = {"first": "true", "steps": 10_000, "batch": 1, "turns": 2}
     changes = [f"--warmup.{name}={value}" for name, value in own.items()]
     folder = RunFolder.create(tmp_path / "run", load_recipe("kuhn_demo", changes))

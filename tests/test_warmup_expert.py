@@ -64,7 +64,7 @@ def demonstrate(world: Environment, noise: float, games: int = 6) -> list[Demons
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
-def test_without_noise_every_taught_move_is_the_experts(world: Environment) -> None:
+def test_without_noise_every_taught_move_is_the_experts(world):
     found = demonstrate(world, noise=0.0)
     for number in range(6):
         state = world.for_split("train").start(world.episode_seed(number, 0))
@@ -77,7 +77,7 @@ def test_without_noise_every_taught_move_is_the_experts(world: Environment) -> N
         assert state.scores() == (1.0,)
 
 
-def test_random_moves_are_played_and_not_taught() -> None:
+def test_random_moves_are_played_and_not_taught():
     """Half of the turns are random: the taught ones agree with the expert, and rooms get lost."""
     found = demonstrate(Sokoban(), noise=0.5, games=20)
     lost = 0
@@ -90,7 +90,7 @@ def test_random_moves_are_played_and_not_taught() -> None:
     assert not any("You lost." in BYTES.decode(one.turn.prompt_ids) for one in full)
 
 
-def test_the_models_own_play_is_labelled_with_the_experts_moves() -> None:
+def test_the_models_own_play_is_labelled_with_the_experts_moves():
     """The model always writes `up`: its situations are taught with the expert's move instead."""
     world = Sokoban()
     own = model_setup(world, lambda prompt: "<action>up</action>")
@@ -106,7 +106,7 @@ def test_the_models_own_play_is_labelled_with_the_experts_moves() -> None:
     assert "Your moves: up" in BYTES.decode(later.turn.prompt_ids)
 
 
-def test_after_a_won_episode_its_moves_are_taught() -> None:
+def test_after_a_won_episode_its_moves_are_taught():
     """The expert with random moves wins some rooms in a roundabout way: episode 2 repeats it."""
     world = Sokoban()
     some = [task for task, _ in zip(tasks(world), range(40), strict=False)]
@@ -128,7 +128,7 @@ def test_after_a_won_episode_its_moves_are_taught() -> None:
     assert roundabout > 0
 
 
-def test_a_win_is_repeated_to_its_end() -> None:
+def test_a_win_is_repeated_to_its_end():
     """A random move in the middle would teach copying for a few turns only."""
     world = Sokoban()
     some = [task for task, _ in zip(tasks(world), range(40), strict=False)]
@@ -146,7 +146,7 @@ def test_a_win_is_repeated_to_its_end() -> None:
         assert state.solved
 
 
-def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
+def test_a_won_episode_of_the_models_own_play_labels_the_next_one():
     """The model solves a room with a detour, and then writes `up`.
 
     The label of its second episode is its own first move.
@@ -170,7 +170,7 @@ def test_a_won_episode_of_the_models_own_play_labels_the_next_one() -> None:
     assert second[1] == f"<action>{fresh.expert()}</action>"
 
 
-def test_batches_of_own_play_play_again_when_they_are_used_up() -> None:
+def test_batches_of_own_play_play_again_when_they_are_used_up():
     world = Sokoban()
     own = model_setup(world, lambda prompt: "<action>up</action>", episodes=1)
     batches = own_batches(own, tasks(world), WarmupOptions(batch=20), 0)
@@ -182,7 +182,7 @@ def test_batches_of_own_play_play_again_when_they_are_used_up() -> None:
 
 
 @pytest.mark.e2e
-def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
+def test_only_what_follows_a_lost_first_episode_is_taught():
     """The model plays the solution of one room, in another room too."""
     world = Sokoban().for_split("train")
     state, moves = world.start(world.episode_seed(6, 0)), list[str]()
@@ -208,7 +208,7 @@ def test_only_what_follows_a_lost_first_episode_is_taught() -> None:
     assert len(next(own_batches(own, iter(rounds), many, 0))) == many.batch
 
 
-def test_turns_of_an_expert_episode_stay_together() -> None:
+def test_turns_of_an_expert_episode_stay_together():
     world = Sokoban()
     script = Script(expert=True)
     batches = expert_batches(
@@ -226,7 +226,7 @@ def test_turns_of_an_expert_episode_stay_together() -> None:
 
 
 @pytest.mark.e2e
-def test_processes_write_the_same_demonstrations() -> None:
+def test_processes_write_the_same_demonstrations():
     changes = ["--warmup.play=expert", "--warmup.noise=0.2", "--warmup.processes=2"]
     recipe = load_recipe("sokoban", changes)
     script = Script(expert=True, noise=0.2)
@@ -241,7 +241,7 @@ def test_processes_write_the_same_demonstrations() -> None:
     assert sum(map(len, found)) > 30
 
 
-def test_an_expert_that_wins_every_first_episode_is_measured_without_notes() -> None:
+def test_an_expert_that_wins_every_first_episode_is_measured_without_notes():
     """With play.stop_on_success a won first episode is the last one, so there is no reflection."""
     memory = Notes(keep="reflections")
     setup = replace(play_setup(Sokoban()), memory=memory, stop_on_success=True)
@@ -249,14 +249,14 @@ def test_an_expert_that_wins_every_first_episode_is_measured_without_notes() -> 
     assert (len(moves), notes) == (4, [])
 
 
-def test_an_environment_without_an_expert_gives_a_clear_message() -> None:
+def test_an_environment_without_an_expert_gives_a_clear_message():
     world = TicTacToe()
     some = (Task(world.name, seed, 0, "random", "train") for seed in count())
     with pytest.raises(ValueError, match="tic_tac_toe has no expert; set"):
         held_out(play_setup(world), some, 4, 0, Script(expert=True))
 
 
-def test_noise_without_expert_play_is_an_error() -> None:
+def test_noise_without_expert_play_is_an_error():
     assert WarmupOptions().play == "random"
     with pytest.raises(ConfigError, match=r"warmup\.noise"):
         load_recipe("sokoban", ["--warmup.noise=0.2"])

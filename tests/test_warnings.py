@@ -1,8 +1,5 @@
 """Warnings of a training run: given once, with what to do, in the callback and in the metrics."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import mage
@@ -28,7 +25,7 @@ SMALL = {
 }
 
 
-def test_a_share_above_the_limit_over_three_updates_gives_one_warning() -> None:
+def test_a_share_above_the_limit_over_three_updates_gives_one_warning():
     warnings = UpdateWarnings()
     shares = (0.6, 0.4, 0.3, 0.9, 0.9, 1.0)  # means of three: .43, .53, .7, .93
     found = [warnings.check({"illegal_rate": share, "flat_groups": 0.1}) for share in shares]
@@ -38,7 +35,7 @@ def test_a_share_above_the_limit_over_three_updates_gives_one_warning() -> None:
     assert "mage warmup" in line
 
 
-def test_flat_groups_give_a_warning() -> None:
+def test_flat_groups_give_a_warning():
     warnings = UpdateWarnings()
     lines = [line for _ in range(4) for line in warnings.check({"flat_groups": 1.0})]
     assert len(lines) == 1
@@ -46,15 +43,13 @@ def test_flat_groups_give_a_warning() -> None:
     assert "play.members" in lines[0]
 
 
-def test_a_different_sampler_in_evaluation_gives_a_warning() -> None:
+def test_a_different_sampler_in_evaluation_gives_a_warning():
     assert start_warnings(mage.load_recipe("kuhn_poker")) == []
     (line,) = start_warnings(mage.load_recipe("kuhn_poker", {"evaluate.temperature": 0.5}))
     assert "temperature 0.5 in evaluation, 1.0 in training" in line
 
 
-def test_evaluation_samples_as_training_unless_the_recipe_says_otherwise(
-    kuhn_tables: dict[str, dict[str, Any]],
-) -> None:
+def test_evaluation_samples_as_training_unless_the_recipe_says_otherwise(kuhn_tables):
     tables = kuhn_tables | {"agent": {"temperature": 0.9}}
     assert build_recipe(tables).evaluation_sampler() == (0.9, 1.0, 0)
     recipe = build_recipe(tables | {"evaluate": {"temperature": 0.5, "top_k": 5}})
@@ -65,7 +60,7 @@ def test_evaluation_samples_as_training_unless_the_recipe_says_otherwise(
     assert start_warnings(build_recipe(tables)) == []
 
 
-def test_the_untrained_checkpoint_as_the_best_one_gives_a_warning() -> None:
+def test_the_untrained_checkpoint_as_the_best_one_gives_a_warning():
     recipe = mage.load_recipe("kuhn_poker")
     assert choice_warnings(recipe, 3) == []
     assert "Train longer" in choice_warnings(recipe, 0)[0]
@@ -80,9 +75,7 @@ class Recorder(mage.Callback):
         self.lines.append(line)
 
 
-def test_a_warm_up_is_judged_by_the_limit_of_illegal_replies(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_warm_up_is_judged_by_the_limit_of_illegal_replies(monkeypatch):
     """Of the replies after the warm-up 30 % are illegal: too many if 20 % are allowed."""
     monkeypatch.setitem(LIMITS, "illegal_rate", 0.2)
     assert "Raise warmup.steps" in warmup_line(0.1, 0.7)
@@ -90,7 +83,7 @@ def test_a_warm_up_is_judged_by_the_limit_of_illegal_replies(
 
 
 @pytest.mark.e2e
-def test_illegal_replies_are_reported_in_the_callback_and_the_metrics(tmp_path: Path) -> None:
+def test_illegal_replies_are_reported_in_the_callback_and_the_metrics(tmp_path):
     recorder = Recorder()
     run = mage.train(mage.load_recipe("kuhn_poker", SMALL), runs=tmp_path, callbacks=[recorder])
     found = [line for line in recorder.lines if "not legal moves" in line]

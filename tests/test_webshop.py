@@ -40,7 +40,7 @@ def with_options(environment: WebShop) -> WebShopState:
         WebShop(products=300, test_goals=9, dev_goals=9, observation="text", page_limit=400),
     ],
 )
-def test_it_keeps_the_contract(environment: WebShop) -> None:
+def test_it_keeps_the_contract(environment):
     assert check(environment, games=5) == []
 
 
@@ -50,7 +50,7 @@ def test_it_keeps_the_contract(environment: WebShop) -> None:
     ids=["full", "short", "human"],
 )
 @pytest.mark.parametrize("wander", [0, 6])
-def test_the_expert_gets_full_score_from_any_page(environment: WebShop, wander: int) -> None:
+def test_the_expert_gets_full_score_from_any_page(environment, wander):
     for seed in range(8):
         state, rng = environment.for_split("test").start(seed), random.Random(seed)
         for _ in range(wander):
@@ -63,7 +63,7 @@ def test_the_expert_gets_full_score_from_any_page(environment: WebShop, wander: 
         assert state.scores() == (1.0,), state.recap(0)
 
 
-def test_pages_have_webshops_wording() -> None:
+def test_pages_have_webshops_wording():
     """The wording is that of WebShop's templates in its text modes."""
     plain = SHOP.model_copy(update={"observation": "text", "list_actions": False})
     state = with_options(plain)
@@ -88,7 +88,7 @@ def test_pages_have_webshops_wording() -> None:
     ]
 
 
-def test_a_chosen_option_is_visible_in_plain_text_pages() -> None:
+def test_a_chosen_option_is_visible_in_plain_text_pages():
     state = with_options(SHOP.model_copy(update={"observation": "text"}))
     value = state.goal.options[0][1]
     before = state.observe(0)
@@ -97,7 +97,7 @@ def test_a_chosen_option_is_visible_in_plain_text_pages() -> None:
 
 
 @pytest.mark.parametrize("limit", [400, 3000])
-def test_possible_actions_are_listed_below_the_page(limit: int) -> None:
+def test_possible_actions_are_listed_below_the_page(limit):
     state = with_options(SHOP.model_copy(update={"page_limit": limit}))
     line = state.observe(0).splitlines()[-1]
     assert line.startswith("Actions: search[words], click[back to search], click[prev], ")
@@ -111,7 +111,7 @@ def test_possible_actions_are_listed_below_the_page(limit: int) -> None:
     assert len(listed) == len(clicks) or limit == 400
 
 
-def test_a_recap_has_pages_prices_and_the_parts_of_the_score() -> None:
+def test_a_recap_has_pages_prices_and_the_parts_of_the_score():
     """A goal with two options; one of them is chosen, so the score misses one point."""
     state = with_options(SHOP)
     product, value = state.catalogue.find(state.goal.asin), state.goal.options[0][1]
@@ -129,7 +129,7 @@ def test_a_recap_has_pages_prices_and_the_parts_of_the_score() -> None:
     )
 
 
-def test_a_recap_keeps_its_limit_and_names_every_action() -> None:
+def test_a_recap_keeps_its_limit_and_names_every_action():
     state, rng = SHOP.model_copy(update={"recap_limit": 900}).start(2), random.Random(4)
     for _ in range(12):
         state.apply(rng.choice([move for move in state.legal() if move != "click[buy now]"]))
@@ -139,7 +139,7 @@ def test_a_recap_keeps_its_limit_and_names_every_action() -> None:
     assert recap.endswith("You bought nothing. Score 0 of 1.")
 
 
-def test_rich_pages_mark_buttons_and_clicked_options() -> None:
+def test_rich_pages_mark_buttons_and_clicked_options():
     state = with_options(SHOP)
     name, value = state.goal.options[0]
     assert f"  [button] {value} [button_]" in state.observe(0).splitlines()
@@ -151,7 +151,7 @@ def test_rich_pages_mark_buttons_and_clicked_options() -> None:
     assert f"[clicked button] {state.goal.asin} [clicked button_]" in state.observe(0).splitlines()
 
 
-def test_options_are_kept_on_sub_pages_and_cleared_on_results() -> None:
+def test_options_are_kept_on_sub_pages_and_cleared_on_results():
     state = with_options(SHOP)
     walk(state, f"click[{state.goal.options[0][1]}]", "click[Description]")
     assert state.clickables() == ["back to search", "< prev"]
@@ -161,7 +161,7 @@ def test_options_are_kept_on_sub_pages_and_cleared_on_results() -> None:
     assert state.options == {}
 
 
-def test_next_is_always_offered_and_leads_to_empty_pages() -> None:
+def test_next_is_always_offered_and_leads_to_empty_pages():
     state = walk(SHOP.start(0), "search[shirt]", *["click[next >]"] * 6)
     assert state.clickables() == ["back to search", "< prev", "next >"]
     assert "Page 7 (Total results: " in state.observe(0)
@@ -175,17 +175,17 @@ NO_ACTIONS = [
 
 
 @pytest.mark.parametrize("written", NO_ACTIONS)
-def test_other_texts_are_illegal(written: str) -> None:
+def test_other_texts_are_illegal(written):
     assert SHOP.start(0).read(written) is None
 
 
-def test_overlong_actions_are_illegal() -> None:
+def test_overlong_actions_are_illegal():
     for text in ("search[" + "a" * 100_000 + "]", "[" * 100_000, "click[" * 20_000):
         assert SHOP.start(0).read(text) is None
 
 
 @given(some.text(max_size=60))
-def test_no_reply_raises(text: str) -> None:
+def test_no_reply_raises(text):
     state = SHORT.start(1)
     for written in (f"search[{text}]", text, f"click[{text}]"):
         if (move := state.read(written)) is not None:
@@ -193,7 +193,7 @@ def test_no_reply_raises(text: str) -> None:
             assert state.observe(0)
 
 
-def test_actions_ignore_case() -> None:
+def test_actions_ignore_case():
     assert SHOP.start(0).read(" Search[ Red  Shoes ] ") == "search[red shoes]"
     state = walk(SHOP.start(0), "search[shirt]")
     assert (
@@ -207,7 +207,7 @@ def test_actions_ignore_case() -> None:
 
 @pytest.mark.parametrize("mode", ["text", "text_rich"])
 @pytest.mark.parametrize("limit", [200, 500, 3000])
-def test_a_long_page_is_cut_and_marked(mode: pages.Mode, limit: int) -> None:
+def test_a_long_page_is_cut_and_marked(mode, limit):
     pieces = [
         pages.Piece("Instruction:"),
         pages.Piece("Find me a hat", fixed=True),
@@ -224,7 +224,7 @@ def test_a_long_page_is_cut_and_marked(mode: pages.Mode, limit: int) -> None:
         assert "value 500" in page
 
 
-def test_every_page_is_within_its_limit() -> None:
+def test_every_page_is_within_its_limit():
     shop = SHOP.model_copy(update={"page_limit": 600})
     for seed in range(6):
         state, rng = shop.start(seed), random.Random(seed)

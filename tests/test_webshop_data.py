@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,13 +22,11 @@ SHOP = WebShop(products=300, test_goals=100, dev_goals=100)
 # --- Splits ---------------------------------------------------------------------------------------
 
 
-def test_no_goal_of_a_split_is_in_another() -> None:
+def test_no_goal_of_a_split_is_in_another():
     assert_disjoint(SHOP)
 
 
-def test_splits_are_disjoint_if_goals_repeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_are_disjoint_if_goals_repeat(tmp_path, monkeypatch):
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
     raw = generate(60)
     for item in raw.products:
@@ -54,7 +51,7 @@ def assert_disjoint(shop: WebShop) -> None:
     assert all(found.values())
 
 
-def test_the_shuffle_is_webshops() -> None:
+def test_the_shuffle_is_webshops():
     """As WebShop's `random.seed(233); random.shuffle(goals)`."""
     catalogue = WebShop().catalogue()
     numbers = list(range(catalogue.goals))
@@ -62,13 +59,13 @@ def test_the_shuffle_is_webshops() -> None:
     assert catalogue.order.tolist() == numbers
 
 
-def test_a_test_panel_covers_every_goal_once() -> None:
+def test_a_test_panel_covers_every_goal_once():
     shop = SHOP.for_split("test")
     panel = make_panel(shop, Population(), "test", size=100, seats="first")
     assert len({shop.goal(shop.episode_seed(task.seed, 0)).number for task in panel}) == 100
 
 
-def test_pages_of_the_ood_split_may_be_longer() -> None:
+def test_pages_of_the_ood_split_may_be_longer():
     assert (
         SHOP.for_split("ood").start(0).view.page_limit
         > SHOP.for_split("test").start(0).view.page_limit
@@ -76,7 +73,7 @@ def test_pages_of_the_ood_split_may_be_longer() -> None:
     )
 
 
-def test_pay_is_all_or_nothing_unless_graded() -> None:
+def test_pay_is_all_or_nothing_unless_graded():
     graded = SHOP.model_copy(update={"pay": "graded"})
     assert [SHOP.reward(score) for score in (0, 0.75, 1)] == [0, 0, 10]
     assert [graded.reward(score) for score in (0, 0.75, 1)] == [0, 7.5, 10]
@@ -87,20 +84,20 @@ def test_pay_is_all_or_nothing_unless_graded() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
     write_folder(generate(30), tmp_path / "shop")
     return tmp_path / "shop"
 
 
-def test_written_files_and_the_generator_give_the_same_catalogue(folder: Path) -> None:
+def test_written_files_and_the_generator_give_the_same_catalogue(folder):
     read, made = open_catalogue(Source(str(folder))), open_catalogue(Source(products=30))
     assert [read.product(k) for k in range(30)] == [made.product(k) for k in range(30)]
     assert [read.goal(k) for k in range(read.goals)] == [made.goal(k) for k in range(made.goals)]
     assert read.search("pants for hiking", 10) == made.search("pants for hiking", 10)
 
 
-def test_a_compiled_catalogue_is_mapped_not_copied(folder: Path) -> None:
+def test_a_compiled_catalogue_is_mapped_not_copied(folder):
     (folder / "items_human_ins.json").unlink()  # only human goals need it
     catalogue = open_catalogue(Source(str(folder)))
     for array in (
@@ -114,9 +111,7 @@ def test_a_compiled_catalogue_is_mapped_not_copied(folder: Path) -> None:
         assert not array.flags.writeable
 
 
-def test_without_a_writable_cache_the_catalogue_is_in_memory(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_writable_cache_the_catalogue_is_in_memory(folder, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "file"))
     assert len(open_catalogue(Source(str(folder), products=20))) == 20
@@ -135,36 +130,34 @@ DAMAGED = ("", "{", '[{"asin": "B1"', "[1, 2]", '[{"asin": "B1"}]', '{"a": 1}', 
         ("items_ins_v2.json", "[]", "items_ins_v2.json"),
     ],
 )
-def test_damaged_data_gives_a_message_that_names_the_file(
-    folder: Path, name: str, text: str, told: str
-) -> None:
+def test_damaged_data_gives_a_message_that_names_the_file(folder, name, text, told):
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=told):
         WebShop(data=str(folder), test_goals=1, dev_goals=1).start(0)
 
 
-def test_missing_data_gives_a_message_with_what_is_needed(tmp_path: Path) -> None:
+def test_missing_data_gives_a_message_with_what_is_needed(tmp_path):
     with pytest.raises(ValueError, match="items_shuffle"):
         WebShop(data=str(tmp_path / "nowhere")).check_data()
     with pytest.raises(ValueError, match="must hold one file"):
         WebShop(data=str(tmp_path)).check_data()
 
 
-def test_splits_without_training_goals_are_rejected() -> None:
+def test_splits_without_training_goals_are_rejected():
     with pytest.raises(ValueError, match="leaves none to train on"):
         WebShop(products=20).start(0)
 
 
-def test_options_without_effect_are_rejected(folder: Path) -> None:
+def test_options_without_effect_are_rejected(folder):
     with pytest.raises(ValidationError, match="no effect with data"):
         WebShop(data=str(folder), style="short")
 
 
-def test_a_missing_folder_is_reported_before_options_without_effect(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_options_without_effect(tmp_path):
     """The recipe sets style, which is for generated catalogues."""
     with pytest.raises(ConfigError, match="there is no folder"):
         load_recipe("webshop", [f"--environments.data={tmp_path / 'gone'}"])
 
 
-def test_the_recipe_names_the_tagger() -> None:
+def test_the_recipe_names_the_tagger():
     assert WebShop().model_dump()["tagger"] in ("spacy", "bundled")

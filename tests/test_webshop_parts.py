@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,7 +30,7 @@ real = pytest.mark.skipif(
 # --- Words and search -----------------------------------------------------------------------------
 
 
-def test_stems_equal_porters_examples() -> None:
+def test_stems_equal_porters_examples():
     """Pairs from Porter's paper and his sample output."""
     text = (
         "caresses caress ponies poni ties ti cats cat feed feed agreed agre plastered plaster bled "
@@ -65,35 +64,35 @@ def test_stems_equal_porters_examples() -> None:
         ("\u2764\ufe0f\u2605 \u9505\u5df4", ["\u2764\ufe0f", "\u2605", "\u9505", "\u5df4"]),
     ],
 )
-def test_words_are_split_as_in_unicode(text: str, words: list[str]) -> None:
+def test_words_are_split_as_in_unicode(text, words):
     assert split_words(text) == words
 
 
 @pytest.mark.parametrize("joiner", ["_", "\u203f", "_\u0301"])
-def test_a_query_of_joiners_is_split_in_linear_time(joiner: str) -> None:
+def test_a_query_of_joiners_is_split_in_linear_time(joiner):
     """The old pattern took 13 s for 32,000 joiners; 400,000 would take half an hour."""
     assert split_words(joiner * 400_000) == []
     assert split_words(f"a {joiner * 9} b") == ["a", "b"]
     assert split_words(f"{joiner}a{joiner}") == [f"{joiner}a{joiner}"]
 
 
-def test_ascii_and_unicode_patterns_agree() -> None:
+def test_ascii_and_unicode_patterns_agree():
     for text in ("".join(chars) for chars in itertools.product("a0.:,_' ", repeat=4)):
         assert split_words(text) == split_words(text + " \u2014")
 
 
-def test_stop_words_and_possessives_are_dropped() -> None:
+def test_stop_words_and_possessives_are_dropped():
     assert terms("The women's shoes with THE laces") == ["women", "shoe", "lace"]
 
 
-def test_lengths_are_quantised_as_in_lucene() -> None:
+def test_lengths_are_quantised_as_in_lucene():
     """Values of Lucene's SmallFloat.byte4ToInt(intToByte4(n))."""
     assert [quantise(n) for n in (0, 23, 24, 39, 40, 41, 42, 55, 56, 59, 60, 1000)] == [
-        *(0, 23, 24, 39, 40, 40, 42, 54, 56, 56, 60, 984),
+        *(0, 23, 24, 39, 40, 40, 42, 54, 56, 56, 60, 984)
     ]
 
 
-def test_scores_equal_bm25_worked_by_hand() -> None:
+def test_scores_equal_bm25_worked_by_hand():
     """Two documents, one term: idf = ln(1 + 1.5 / 1.5), norm = 0.9 (0.6 + 0.4 length / 2)."""
     index = build_index(["red hat hat", "blue"])
     assert index.search("hat") == [0]
@@ -103,7 +102,7 @@ def test_scores_equal_bm25_worked_by_hand() -> None:
     assert share == pytest.approx(0.6931472 * 2 / (2 + 0.9 * (0.6 + 0.4 * 3 / 2)), rel=1e-6)
 
 
-def test_equal_scores_are_ordered_by_name_and_nothing_is_found_for_unknown_words() -> None:
+def test_equal_scores_are_ordered_by_name_and_nothing_is_found_for_unknown_words():
     index = build_index(["red hat"] * 30)
     assert index.search("hat", 10) == list(range(10))
     assert index.search("sofa") == []
@@ -111,7 +110,7 @@ def test_equal_scores_are_ordered_by_name_and_nothing_is_found_for_unknown_words
 
 
 @real
-def test_rankings_agree_with_lucene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankings_agree_with_lucene(tmp_path, monkeypatch):
     lists = Path(DATA) / "lucene_top_300.jsonl"
     if not lists.is_file():
         pytest.skip("no lucene_top_300.jsonl beside the data")
@@ -126,9 +125,7 @@ def test_rankings_agree_with_lucene(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @real
-def test_the_real_catalogue_gives_6910_goals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_real_catalogue_gives_6910_goals(tmp_path, monkeypatch):
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path))
     catalogue = open_catalogue(Source(DATA))
     assert (len(catalogue), catalogue.goals, len(catalogue.owners)) == (1000, 6910, 415)
@@ -153,7 +150,7 @@ def test_the_real_catalogue_gives_6910_goals(
         ("caf\u00e9", "caf", 100),
     ],
 )
-def test_similarity_equals_thefuzz(one: str, other: str, ratio: int) -> None:
+def test_similarity_equals_thefuzz(one, other, ratio):
     """Values of thefuzz 0.22.1."""
     assert token_set_ratio(one, other) == ratio
 
@@ -187,9 +184,7 @@ TWEEZERS += "Tweezers (Silver)"
         ("Name 1", "Name 1", 1.0),
     ],
 )
-def test_title_similarity_agrees_with_webshops_tests(
-    bought: str, wanted: str, likeness: float
-) -> None:
+def test_title_similarity_agrees_with_webshops_tests(bought, wanted, likeness):
     """The fifth pair (0.333 with spaCy) is 0.444 with the bundled tagger, on the same side of both
     thresholds.
     """
@@ -206,14 +201,12 @@ def test_title_similarity_agrees_with_webshops_tests(
         ("Query 2", "d › e", "Lamp", 0.0),
     ],
 )
-def test_too_few_common_nouns_override_query_and_category(
-    query: str, path: str, title: str, worth: float
-) -> None:
+def test_too_few_common_nouns_override_query_and_category(query, path, title, worth):
     bought = product(query=query, product_category=path, title=title)
     assert type_reward(bought, product(), "bundled") == worth
 
 
-def test_the_type_reward_is_half_between_the_thresholds() -> None:
+def test_the_type_reward_is_half_between_the_thresholds():
     bought = product(title=CORD, query="other", product_category="x › y")
     assert type_reward(bought, product(title=SOUNDBAR), "bundled") == 0.5
 
@@ -232,9 +225,7 @@ def test_the_type_reward_is_half_between_the_thresholds() -> None:
         (("r.brown2070",), (("color", "r.brown2070"),), 0),
     ],
 )
-def test_options_count_as_in_webshop(
-    chosen: tuple[str, ...], wanted: tuple[str | tuple[str, str], ...], met: int
-) -> None:
+def test_options_count_as_in_webshop(chosen, wanted, met):
     """The first five are WebShop's unit tests.
 
     The last one is a defect of the published reward: the requested value itself does not count.
@@ -242,7 +233,7 @@ def test_options_count_as_in_webshop(
     assert count_options(chosen, wanted) == met
 
 
-def test_rewards_agree_with_webshops_tests() -> None:
+def test_rewards_agree_with_webshops_tests():
     wanted = product(title=SNEAKERS)
     attributes = ("tea tree", "essential oils", "natural ingredients")
     full = product(title=SNEAKERS, attributes=("tea tree", "essential oil", "natural ingredients"))
@@ -262,7 +253,7 @@ def test_rewards_agree_with_webshops_tests() -> None:
         assert judge(bought, chosen, goal, wanted, "bundled").score == pytest.approx(score)
 
 
-def test_another_type_of_product_scores_half() -> None:
+def test_another_type_of_product_scores_half():
     """Everything else fits: 2 of 2 parts of the score, times the type reward of .5."""
     bought = product(title=CORD, query="other", product_category="x › y", attributes=("loud",))
     goal = Goal(0, "B1", "", ("loud",), (), 40.0)
@@ -276,7 +267,7 @@ POSITIONS = {"red": "ADJ", "Shoes": "NOUN", "for": "ADP", "Acme": "PROPN", "run"
 
 
 @pytest.fixture
-def forgetful() -> Iterator[None]:
+def forgetful():
     """Clear the caches of the taggers before and after."""
     for cached in (_spacy, nouns):
         cached.cache_clear()
@@ -294,9 +285,7 @@ class StubToken:
         return POSITIONS[self.text]
 
 
-def test_nouns_and_names_of_spacy_count_if_its_model_is_installed(
-    monkeypatch: pytest.MonkeyPatch, forgetful: None
-) -> None:
+def test_nouns_and_names_of_spacy_count_if_its_model_is_installed(monkeypatch, forgetful):
     """With a stub of spaCy's interface, because its model is on no package index."""
     asked: list[object] = []
 
@@ -314,9 +303,7 @@ def test_nouns_and_names_of_spacy_count_if_its_model_is_installed(
     assert asked == [(MODEL, ["lemmatizer", "ner", "parser"])], "loaded once, without the rest"
 
 
-def test_a_real_spacy_model_is_loaded_and_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forgetful: None
-) -> None:
+def test_a_real_spacy_model_is_loaded_and_used(monkeypatch, tmp_path, forgetful):
     """The real library with a small model made here. Runs if spaCy is installed."""
     spacy: ModuleType = pytest.importorskip("spacy")
     model = spacy.blank("en")

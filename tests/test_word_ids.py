@@ -51,7 +51,7 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_the_ids_of_words_are_the_ids_of_the_text(name: str) -> None:
+def test_the_ids_of_words_are_the_ids_of_the_text(name):
     """All texts are encoded by one function, which keeps the ids of words."""
     tokenizer = TOKENIZERS[name]
     assert cuts_words(tokenizer)
@@ -78,12 +78,12 @@ def test_the_ids_of_words_are_the_ids_of_the_text(name: str) -> None:
         trained(None),
     ],
 )
-def test_other_tokenizers_encode_whole_texts(other: Tokenizer) -> None:
+def test_other_tokenizers_encode_whole_texts(other):
     assert not cuts_words(other)
     assert encode_words(other)("a b") == tuple(other.encode("a b", add_special_tokens=False).ids)
 
 
-def test_a_token_that_takes_spaces_prevents_words() -> None:
+def test_a_token_that_takes_spaces_prevents_words():
     tokenizer = trained(PARTS)
     tokenizer.add_special_tokens([AddedToken("<mask>", rstrip=True)])
     assert not cuts_words(tokenizer)

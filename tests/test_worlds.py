@@ -14,7 +14,7 @@ from mage.memory.notes import Notes
 from mage.opponents.base import Population
 from mage.play import PlaySetup, play_groups
 from mage.seeds import derive
-from mage.types import Split, Task
+from mage.types import Task
 from tests.toys import summarise
 
 WORLDS: tuple[Environment, ...] = (
@@ -42,7 +42,7 @@ each_world = pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.na
 
 @each_world
 @pytest.mark.parametrize("reply", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_reply_is_recorded_as_an_illegal_move(world: Environment, reply: str) -> None:
+def test_a_hostile_reply_is_recorded_as_an_illegal_move(world, reply):
     task = Task(world.name, 3, 0, "", "test")
     (played,) = play_groups(
         PlaySetup(world, scripted_agent(lambda prompt: reply), Notes(keep="both"), episodes=2),
@@ -64,7 +64,7 @@ def test_a_hostile_reply_is_recorded_as_an_illegal_move(world: Environment, repl
 
 @each_world
 @pytest.mark.parametrize("split", ["train", "test", "ood"])
-def test_observations_and_recaps_have_bounded_length(world: Environment, split: Split) -> None:
+def test_observations_and_recaps_have_bounded_length(world, split):
     found, longest = world.for_split(split), 0
     for number in range(12):
         rng, state = random.Random(number), found.start(derive(number, "bounds"))
@@ -94,16 +94,14 @@ def _damage(folder: Path, content: bytes) -> tuple[Environment, ...]:
     [b"", b"\xff\xfe\x00\x01", b"{", b"[]", b"{}", b"null", b'[{"asin": 3}]', b"[" * 100_000],
     ids=range(8),
 )
-def test_damaged_data_gives_one_message_that_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
-) -> None:
+def test_damaged_data_gives_one_message_that_names_the_file(tmp_path, monkeypatch, content):
     monkeypatch.setenv("MAGE_CACHE", str(tmp_path / "cache"))
     for world in _damage(tmp_path, content):
         with pytest.raises(ValueError, match=tmp_path.name):
             world.start(0)
 
 
-def test_tasks_have_a_kind_for_tables() -> None:
+def test_tasks_have_a_kind_for_tables():
     """Kinds by hand: boxes and solution length from the seed, task types in turn."""
     assert Sokoban().task_kind(0) == "2 boxes, 1 to 5 moves"  # shortest = 5, plus 0
     assert Sokoban().task_kind(6) == "2 boxes, 11 to 15 moves"  # 11 moves
