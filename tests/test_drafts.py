@@ -180,6 +180,7 @@ def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(ahead, 
     assert {reply.finish for reply in plain} == {"stop", "eos", "length"}
 
 
+@pytest.mark.e2e
 @LOOPS
 def test_replies_that_fill_the_context_are_equal(ahead, chat):
     model = successor_llama(chat, "bé<ad> ")

@@ -176,6 +176,7 @@ def test_a_deleted_engine_frees_its_pool_at_once(llama, chat):
         gc.enable()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_greedy_replies_equal_those_of_transformers_generate(kind, chat):
     engine = LocalEngine(make(kind), chat, slots=5, max_batch_tokens=64)

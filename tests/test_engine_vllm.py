@@ -96,6 +96,7 @@ def make_prompts(count: int, chat: Chat) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(range(3, size), k=rng.randrange(1, 60))) for _ in range(count)]
 
 
+@pytest.mark.e2e
 def test_greedy_replies_equal_those_of_transformers_generate(engine, chat):
     check_greedy(engine, make_prompts(5, chat))
 
@@ -108,6 +109,7 @@ def test_logprobs_equal_those_of_a_plain_forward(temperature, engine, chat):
         check_logprobs(engine.model, ids, reply, temperature)
 
 
+@pytest.mark.e2e
 def test_a_reply_depends_on_its_seed_and_not_on_its_batch(engine, chat):
     requests = [Request(ids, 10, 100 + i) for i, ids in enumerate(make_prompts(6, chat))]
     crowd = tokens_of(answer(engine, requests))
@@ -150,11 +152,13 @@ def test_a_prompt_that_fills_the_context_gives_an_empty_reply(engine):
     assert (len(tight.token_ids), tight.finish) == (2, "length")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (8, 0.7)])
 def test_samples_and_logprobs_follow_the_truncated_softmax(top_k, top_p, engine, chat):
     check_samples(engine, make_prompts(1, chat)[0], top_k, top_p, 100)
 
 
+@pytest.mark.e2e
 def test_new_weights_are_used_after_a_refresh_and_not_before(engine, chat):
     requests = [Request(ids, 6, 0, 0.0) for ids in make_prompts(6, chat)]
     before = answer(engine, requests)

@@ -157,7 +157,10 @@ def mastermind_by_secrets(kind, g, world, episodes):
         ({"length": 2, "colours": 3, "max_turns": 1}, 3),
         ({"length": 1, "colours": 4, "max_turns": 2}, 3),
         ({"length": 1, "colours": 3, "max_turns": 3, "restart": "fresh", "family": 2}, 3),
-        ({"length": 2, "colours": 3, "max_turns": 2, "restart": "fresh", "family": 2}, 2),
+        pytest.param(
+            *({"length": 2, "colours": 3, "max_turns": 2, "restart": "fresh", "family": 2}, 2),
+            marks=pytest.mark.e2e,
+        ),
     ],
     ids=str,
 )
