@@ -219,28 +219,16 @@ class Learner:
             folder, checkpoint.Checkpoint(update, weights, adapter, moments, state)
         )
 
-    def load(self, path: Path, weights_only: bool = False) -> checkpoint.Checkpoint:
-        """Load a checkpoint. All later updates equal those of an uninterrupted run.
-
-        `weights_only` is for play: the optimizer starts from zero.
-        """
-        found = checkpoint.load(path, weights_only)
-        expected = {name: master.shape for name, master in self._masters.items()}
-        if expected != {name: value.shape for name, value in found.weights.items()}:
-            kind = "adapters" if found.adapter else "weights"
-            raise UserError(
-                f"checkpoint {path} holds {kind} whose shapes differ from this run's: it belongs "
-                "to another model or another learn.lora_rank; use the recipe it was written with"
-            )
-        for name, master in self._masters.items():
-            self.trainable.set_master(name, found.weights[name])
+    def load(self, path: Path) -> checkpoint.Checkpoint:
+        """Load a checkpoint. All later updates equal those of an uninterrupted run."""
+        found = self.trainable.load(path)
+        for master in self._masters.values():
             self._optimizer.state.pop(master, None)
         for key, value in found.optimizer.items():
             name, _, moment = key.rpartition(".")
             if self.trainable.owns(name):
                 placed = self.trainable.place_moment(name, value)
                 self._optimizer.state[self._masters[name]][moment] = placed
-        self.trainable.write_to_model()
         return found
 
     # -- compilation

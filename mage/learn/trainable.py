@@ -4,12 +4,16 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from mage.config.errors import UserError
+from mage.learn.checkpoint import Checkpoint
+from mage.learn.checkpoint import load as load_checkpoint
 from mage.learn.owned_state import OwnedState, placeholder
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Packed
@@ -94,6 +98,24 @@ class Trainable(ABC):
             return self.ownership.gather_state(self.masters, states)
         moments = {f"{n}.{key}": value for n, own in states.items() for key, value in own.items()}
         return dict(self.masters), moments
+
+    def load(self, path: Path, weights_only: bool = False) -> Checkpoint:
+        """Write the weights or adapters of a checkpoint into masters and model, and return it.
+
+        `weights_only` is for play: it is returned without the moments.
+        """
+        found = load_checkpoint(path, weights_only)
+        expected = {name: master.shape for name, master in self.masters.items()}
+        if expected != {name: value.shape for name, value in found.weights.items()}:
+            kind = "adapters" if found.adapter else "weights"
+            raise UserError(
+                f"checkpoint {path} holds {kind} whose shapes differ from this run's: it belongs "
+                "to another model or another learn.lora_rank; use the recipe it was written with"
+            )
+        for name, value in found.weights.items():
+            self.set_master(name, value)
+        self.write_to_model()
+        return found
 
     @torch.no_grad()
     def set_master(self, name: str, value: Tensor) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from mage.config.recipe import Recipe
 from mage.learn import checkpoint
-from mage.learn.adapters import save_trained
-from mage.learn.learner import Learner
+from mage.learn.adapters import make_trainable, save_trained
 from mage.learn.trainable import Trainable
 from mage.models.base import adapter_folder, base_folder, base_name, model_folder
 from mage.models.loading import free_memory
@@ -55,16 +54,16 @@ def load_weights(
     components = build_components(recipe, plays_only=plays_only)
     components.release()
     learn, start = recipe.learn.model_copy(update={"kl": 0.0}), adapter_folder(recipe)
-    learner = Learner(components.weights(), learn, seed=recipe.run.seed, start=start)
-    loaded = learner.load(path, weights_only=True)
+    trainable = make_trainable(components.weights(), learn, seed=recipe.run.seed, start=start)
+    loaded = trainable.load(path, weights_only=True)
     check_base(loaded.state, recipe, folder.path)
     best = loaded.state.get("best")
     if which == "best" and best and best[1] != loaded.update:
         chosen = checkpoint.best_whole(folder.checkpoints, best[1], weights_only=True)
         for line in chosen.broken:
             say(line)
-        loaded = learner.load(chosen.path or path, weights_only=True)
-    return Loaded(loaded.update, components, learner.trainable)
+        loaded = trainable.load(chosen.path or path, weights_only=True)
+    return Loaded(loaded.update, components, trainable)
 
 
 def save_weights(loaded: Loaded, recipe: Recipe, target: Path) -> None:
