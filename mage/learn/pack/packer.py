@@ -11,7 +11,7 @@ from mage.learn.pack.layers import line_length
 from mage.learn.pack.packing import Layout, Packed, pack_forest, pack_rows, pack_trie
 from mage.learn.pack.plans import plan_forests, plan_rows, plan_tries
 from mage.learn.pack.tries import Row
-from mage.models.architecture import PreTrainedModel, fixed_length, is_known
+from mage.models.architecture import PreTrainedModel, fixed_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def check_packable(model: PreTrainedModel) -> None:
             f"{name} has layers of kind {sorted(kinds)}, but packed training needs full attention: "
             "set learn.packed = false"
         )
-    if not (is_known(model) or model._supports_attention_backend):
+    if not model._supports_attention_backend:
         raise UserError(
             f"{name} computes its attention without the attention interface of transformers, but "
             "packed training needs it: set learn.packed = false"
