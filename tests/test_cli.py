@@ -231,38 +231,28 @@ def test_the_time_left_includes_the_remaining_panels(place):
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("small.toml --play.grops=3", "play.grops is unknown (did you mean 'groups'?)"),
-        ("small.toml --model.path=/nowhere", "has no config.json"),
-        ("small.toml --play.groups no", "play.groups"),
-        ("small.toml two names", "--section.option=value"),
-        ("small.toml --groups=3", "is not an override"),
-        ("demo+react+", "there is no part ''"),
-        ("alfworld --environments.data=.", "holds no ALFWorld games"),
-        ("alfworld --environments.data=gone", "gone"),
-        ("paper_webshop --environments.data=.", "one file items_shuffle*.json"),
-        ("paper_webshop --environments.data=gone", "there is no folder gone"),
-        ("kuhn_demo --engines.context=20", "engines.context = 20 is smaller than one prompt"),
-    ],
-)
-def test_an_error_in_a_recipe_gives_one_message_and_creates_nothing(
-    place, monkeypatch, words, message
-):
-    monkeypatch.chdir(place)
-    told = refused("train", words, "--runs", place / "none")
-    assert message in told
-    assert told.count("\n") == 1
-    assert not (place / "none").exists()
-
-
 def test_a_mistake_is_no_bug():
     assert is_user_error(ConfigError("wrong"))
     assert not is_user_error(ValueError("wrong"))
 
 
 REFUSED = """
+train small.toml --play.grops=3 | play.grops is unknown (did you mean 'groups'?)
+train small.toml --model.path=/nowhere | has no config.json
+train small.toml --play.groups no | play.groups
+train small.toml two names | --section.option=value
+train small.toml --groups=3 | is not an override
+train demo+react+ | there is no part ''
+train alfworld --environments.data=. | holds no ALFWorld games
+train alfworld --environments.data=gone | gone
+train paper_webshop --environments.data=. | one file items_shuffle*.json
+train paper_webshop --environments.data=gone | there is no folder gone
+train kuhn_demo --engines.context=20 | engines.context = 20 is smaller than one prompt
+train kuhn_demo --engines.context=100 | Set engines.context to
+train kuhn_demo --agent.window=0 | agent.window
+train kuhn_demo --agent.window=-3 | agent.window
+train kuhn_demo --agent.window=1.5 | agent.window
+train kuhn_demo --agent.window=many | agent.window
 train dem0 | there is no recipe 'dem0'
 train none.toml | there is no recipe
 train | no recipe is given
@@ -323,7 +313,7 @@ ceilings kuhn_poker --weights random=1 --objective=-1,0,1 | -1,0,1
 
 
 @pytest.mark.parametrize("row", REFUSED.strip().splitlines())
-def test_a_mistake_is_one_message(row, tmp_path, monkeypatch):
+def test_a_mistake_is_one_message_and_creates_nothing(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     (tmp_path / "runs" / "small-1").mkdir(parents=True)
@@ -334,6 +324,7 @@ def test_a_mistake_is_one_message(row, tmp_path, monkeypatch):
     told = refused(words)
     assert message in told
     assert told.count("\n") == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["small-1"]
 
 
 @pytest.mark.parametrize(

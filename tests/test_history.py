@@ -138,26 +138,6 @@ def test_a_window_of_zero_shows_the_present_observation_only():
         assert turn.folded == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        *((f"agent.window={value}", "agent.window") for value in ("0", "-3", "1.5", "many")),
-        ("engines.context=100", "engines.context = 100 is smaller than one prompt"),
-        ("engines.context=100", "Set engines.context to"),
-    ],
-)
-def test_a_wrong_window_or_context_is_one_message_and_no_run_folder_is_created(
-    change, told, tmp_path
-):
-    words = ["train", "kuhn_demo", f"--{change}", f"--runs={tmp_path}", "--run.workers=1"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 2
-    assert told in done.stderr
-    assert "Traceback" not in done.output
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_paper_recipes_have_the_published_windows():
     for name, window in {"alfworld": 15, "webshop": 5, "sokoban": 7}.items():
         assert load_recipe(f"paper_{name}").agent.window == window
