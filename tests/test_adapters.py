@@ -13,7 +13,7 @@ from mage.cli.arguments import make_environment
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.engines.local import LocalEngine
-from mage.learn.learner import Learner
+from mage.learn.trainable import Trainable
 from mage.models.base import base_of, find_model, shipped_adapters
 from mage.models.loading import load_model
 from mage.run_folder import RunFolder
@@ -123,16 +123,17 @@ def test_an_export_has_the_weights_of_the_checkpoint_and_can_play(
     assert {path.stat().st_mode for path in written} == {(target / "recipe.toml").stat().st_mode}, (
         "weights have the permissions of the recipe"
     )
-    learners: list[int] = []  # that are there when the engine allocates its pool
+    trainable: list[int] = []  # that are there when the engine allocates its pool
 
     def refresh(engine: LocalEngine, update: int, plain: Any = LocalEngine.refresh) -> None:
-        learners.append(sum(type(one) is Learner for one in gc.get_objects()))
+        trainable.append(sum(issubclass(type(one), Trainable) for one in gc.get_objects()))
         plain(engine, update)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalEngine, "refresh", refresh)
+        gc.collect()  # those of the training
         loaded = load_run(folder, folder.recipe, "latest")
-    assert learners == [0], "their copies of the weights are not needed for play"
+    assert trainable == [0], "their copies of the weights are not needed for play"
     trained = loaded.components.weights().state_dict()
     for name, value in load_model(target, "float32", "cpu").state_dict().items():
         torch.testing.assert_close(

@@ -9,7 +9,6 @@ from mage.learn import checkpoint
 from mage.learn.adapters import make_trainable, save_trained
 from mage.learn.trainable import Trainable
 from mage.models.base import adapter_folder, base_folder, base_name, model_folder
-from mage.models.loading import free_memory
 from mage.run_folder import RunError, RunFolder
 from mage.training.build import Components, build_components
 from mage.training.fit import fit_to_gpu
@@ -32,12 +31,11 @@ def load_player(
 ) -> tuple[int, Components]:
     """The update of a checkpoint, and the components of its run with its weights.
 
-    The copies of the weights that a learner has are freed before the key/value pool is allocated.
+    The copies of the weights for training are freed before the key/value pool is allocated.
     """
     loaded = load_weights(folder, recipe, which, say, plays_only=plays_only)
     update, components = loaded.update, loaded.components
     del loaded
-    free_memory()
     components.engine.refresh(update)
     return update, components
 
