@@ -208,10 +208,12 @@ def test_a_second_process_is_refused_and_a_stale_lock_is_not(run, tmp_path):
         assert other.is_alive()
         time.sleep(0.01)
     message = rf"is in use by process {other.pid} on .*\(mage hold .*run\) since \d{{4}}-"
-    with pytest.raises(RunLocked, match=message), lock_run(run.path):
-        pass
-    other.kill()  # as a crash: the owner's name stays in the file
-    processes.wait(other)
+    try:
+        with pytest.raises(RunLocked, match=message), lock_run(run.path):
+            pass
+    finally:
+        other.kill()  # as a crash: the owner's name stays in the file
+        processes.wait(other)
     assert str(other.pid) in (run.path / ".lock").read_text()
     with lock_run(run.path), pytest.raises(RunLocked, match=f"process {os.getpid()} "):
         lock_run(run.path).__enter__()
