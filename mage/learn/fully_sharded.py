@@ -8,7 +8,6 @@ of a KL term is another dense copy.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,11 +90,6 @@ class FullySharded(Trainable):
         master = self.masters[name]
         assert isinstance(master, DTensor), "all weights of the network are sharded"
         return distribute_tensor(value.to(master.device), master.device_mesh, master.placements)
-
-    @contextmanager
-    def reference(self) -> Iterator[PreTrainedModel]:
-        assert self._reference is not None, "a KL coefficient makes a reference"
-        yield self._reference
 
 
 def _shard(model: PreTrainedModel, ranks: Ranks) -> PreTrainedModel:

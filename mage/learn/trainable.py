@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ class Trainable(ABC):
 
     factors: Mapping[Tensor, Factors] | None = None
     ownership: OwnedState | None = None  # with learn.shard = "optimizer"
+    _reference: PreTrainedModel | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = self.network = model
@@ -49,9 +50,11 @@ class Trainable(ABC):
     def write_to_model(self) -> None:
         """Write the masters into the module that plays."""
 
-    @abstractmethod
-    def reference(self) -> AbstractContextManager[PreTrainedModel]:
+    @contextmanager
+    def reference(self) -> Iterator[PreTrainedModel]:
         """The model as it was at the start."""
+        assert self._reference is not None, "a KL coefficient makes a reference"
+        yield self._reference
 
     @property
     def is_sharded(self) -> bool:
@@ -178,11 +181,6 @@ class AllWeights(Trainable):
         """Set a weight: its master, or the weight itself if another rank owns the master."""
         dropped = name in self._dropped
         (self.model.get_parameter(name) if dropped else self.masters[name]).copy_(value)
-
-    @contextmanager
-    def reference(self) -> Iterator[PreTrainedModel]:
-        assert self._reference is not None, "a KL coefficient makes a reference"
-        yield self._reference
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
