@@ -84,6 +84,7 @@ def add_tensor(folder: Path) -> None:
 
 
 UNUSUAL = {
+    "a part is rotated, older config": change_config(partial_rotary_factor=0.5),
     "another activation": change_config(hidden_act="gelu"),
     "scaled positions": change_config(
         rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}

@@ -24,7 +24,9 @@ _SIZES = (
     "num_key_value_heads",
 )  # fmt: skip
 _BIASES = ("attention_bias", "mlp_bias")
-_UNUSUAL = ("auto_map", "quantization_config", "rope_scaling", "sliding_window")
+_UNUSUAL = (
+    "auto_map", "partial_rotary_factor", "quantization_config", "rope_scaling", "sliding_window",
+)  # fmt: skip
 _FORMATS = {"F32", "F16", "BF16"}
 
 
@@ -150,7 +152,8 @@ def _linear(into: int, out: int, bias: bool) -> nn.Linear:
 
 
 def _norm(size: int) -> nn.Module:
-    return _module(weight=nn.Parameter(torch.empty(size, device="meta")))  # type: ignore[no-any-return]
+    made: nn.Module = _module(weight=nn.Parameter(torch.empty(size, device="meta")))
+    return made
 
 
 def _head_size(config: Mapping[str, Any]) -> int:
