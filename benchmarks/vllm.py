@@ -1,21 +1,28 @@
-"""The local engine against vLLM with its defaults: the same requests in one run.
+"""The local engine against vLLM: the same requests in one run.
 
     python -m benchmarks.vllm --out vllm.json                     # on a GPU with vLLM
-    python -m benchmarks.vllm --models 4b --seconds 400           # one model, limited time
+    python -m benchmarks.vllm --models 4b --caches model,int8     # 8-bit keys as well
+    python -m benchmarks.vllm --models FOLDER --sides ours,vllm   # a model with real weights
     python -m benchmarks.vllm --models tiny                       # a test on a CPU
 
-Models have random weights in the shapes of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B (bfloat16).
-No token ends a reply, so both sides write the same number of tokens. Prompts are random and have no
-common prefix; prefill is part of the time; both sides return the logprob of every sampled token.
-vLLM runs with the defaults of `vllm.LLM` and without detokenisation. Each side runs in its own
-process, so both have the whole GPU. The best of several rounds counts; the first one warms up.
+Models have random weights in the shapes of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B (bfloat16), or are
+folders. No token ends a reply, so both sides write the same number of tokens. Prompts are random
+and have no common prefix; prefill is part of the time; both sides return the logprob of every
+sampled token. vLLM runs with the defaults of `vllm.LLM`, which include its prefix cache,
+compilation and CUDA graphs, and without detokenisation. With 8 bits it has `kv_cache_dtype="fp8"`,
+and the local engine `engines.cache="int8"`. Each side runs in its own process, so both have the
+whole GPU. An eighth of a round warms up; best and median of the rounds are printed. Play of
+meta-episodes has no warm-up, so its first round is the slowest.
 
-Meta-episodes: ALFWorld (generated games, the shape of the paper's recipe) through `play_groups`,
-with the local engine and with `engines.name = "vllm"`, which runs vLLM in process without seeds.
+Meta-episodes: ALFWorld (generated games) and Kuhn poker in the shape of the paper's recipes through
+`play_groups`, with the local engine and with `engines.name = "vllm"`, which runs vLLM in process
+without seeds and in the model's format.
 Every result is written at once; a side that fails or takes too long leaves the other results.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import random
 import subprocess
@@ -23,9 +30,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 import torch
 
@@ -51,6 +59,7 @@ SHAPES = {
     "tiny": ModelShape(2, 64, 4, 2, 64, 128, 1024, True),
 }
 SIDES = ("ours", "vllm", "ours play", "vllm play")
+CACHES = {"model": "auto", "int8": "fp8"}  # our names and those of vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,11 @@ class Case:
 
 CASES = (Case(128, 512, 128), Case(512, 512, 128), Case(64, 1024, 1024))
 TINY = (Case(4, 16, 8), Case(2, 16, 32))
-META_REPLY = 64  # tokens of a reply in ALFWorld
+META_REPLY = 64  # tokens of a reply in meta-episodes
+META = {
+    "ALFWorld": ("paper_alfworld", "--environments.data=generated"),
+    "Kuhn": ("paper_kuhn_poker",),
+}
 
 
 def requests(case: Case, seed: int) -> list[Request]:
@@ -86,15 +99,17 @@ def cases_of(model: str) -> tuple[Case, ...]:
 # -- one side, in its own process
 
 
-def measure_ours(model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def measure_ours(model: str, folder: Path, rounds: int, cache: str) -> Iterator[dict[str, Any]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = load_model(folder, "auto", device)
     chat = Chat.load(folder)
     chat.end_ids = ()
+    kind: Literal["model", "int8"] = "int8" if cache == "int8" else "model"
     for case in cases_of(model):
-        engine = LocalEngine(network, chat, slots=case.count, context=case.prompt + case.reply + 1)
+        context = case.prompt + case.reply + 1
+        engine = LocalEngine(network, chat, slots=case.count, context=context, cache=kind)
 
-        def work(seed: int, case: Case = case, engine: LocalEngine = engine) -> int:
+        def work(seed: int, case: Case, engine: LocalEngine = engine) -> int:
             engine.refresh(seed)
             for request in requests(case, seed):
                 engine.submit(request)
@@ -103,27 +118,34 @@ def measure_ours(model: str, folder: Path, rounds: int) -> Iterator[dict[str, An
                 found += engine.step()
             return sum(len(reply.token_ids) for _, reply in found)
 
-        yield best(case.name, work, rounds)
+        yield timed(case, work, rounds)
         del engine, work
 
 
-def measure_vllm(model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def measure_vllm(model: str, folder: Path, rounds: int, cache: str) -> Iterator[dict[str, Any]]:
     import vllm
 
     most = max(case.prompt + case.reply for case in cases_of(model)) + 1
     small = {"enforce_eager": True, "dtype": "float32"} if model == "tiny" else {}
-    llm = vllm.LLM(model=str(folder), skip_tokenizer_init=True, max_model_len=most, **small)
+    llm = vllm.LLM(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=most,
+        kv_cache_dtype=CACHES[cache],
+        generation_config="vllm",
+        **small,
+    )
     for case in cases_of(model):
-        params = vllm.SamplingParams(
-            max_tokens=case.reply, ignore_eos=True, logprobs=0, detokenize=False
-        )
 
-        def work(seed: int, case: Case = case, params: Any = params) -> int:
+        def work(seed: int, case: Case) -> int:
+            params = vllm.SamplingParams(
+                max_tokens=case.reply, ignore_eos=True, logprobs=0, detokenize=False
+            )
             prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests(case, seed)]
             found = llm.generate(prompts, params, use_tqdm=False)
             return sum(len(one.outputs[0].token_ids) for one in found)
 
-        yield best(case.name, work, rounds)
+        yield timed(case, work, rounds)
 
 
 class Unseeded(VllmEngine):
@@ -136,16 +158,19 @@ class Unseeded(VllmEngine):
 
 
 def measure_play(side: str, model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
-    """Meta-episodes of ALFWorld."""
-    recipe = meta_recipe(side, model, folder)
-    if side == "ours play":
-        parts = build_components(fit_to_gpu(recipe))
-    else:
-        local = build_components(load_recipe_of(recipe))
-        assert local.model is not None, "the model is local"
-        engine = Unseeded(local.model, local.chat, **recipe.engines.options)
-        parts = Components(recipe, local.model, local.chat, engine)
-    yield best("ALFWorld meta-episodes", lambda seed: play(parts, seed), rounds)
+    """Meta-episodes of each world; vLLM is built once for all worlds."""
+    engine: VllmEngine | None = None
+    for world in META:
+        recipe = meta_recipe(side, world, model, folder)
+        if side == "ours play":
+            parts = build_components(fit_to_gpu(recipe))
+        else:
+            local = build_components(load_recipe_of(recipe))
+            assert local.model is not None, "the model is local"
+            engine = engine or Unseeded(local.model, local.chat, **recipe.engines.options)
+            parts = Components(recipe, local.model, local.chat, engine)
+        yield rates(f"{world} meta-episodes", functools.partial(play, parts), rounds)
+        del parts
 
 
 def load_recipe_of(recipe: Recipe) -> Recipe:
@@ -154,16 +179,17 @@ def load_recipe_of(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"engines": engine})
 
 
-def meta_recipe(side: str, model: str, folder: Path) -> Recipe:
+def meta_recipe(side: str, world: str, model: str, folder: Path) -> Recipe:
     reply = 4 if model == "tiny" else META_REPLY
     small = ["--play.groups=2", "--play.members=2", "--run.threads=1"] if model == "tiny" else []
     memory = ["--engines.gpu_memory=0.8"] if torch.cuda.is_available() else ["--engines.eager=true"]
     engine = ["--engines.name=vllm", *memory] if side == "vllm play" else ["--engines.name=local"]
+    recipe, *changes = META[world]
     return load_recipe(
-        "paper_alfworld",
+        recipe,
         [
+            *changes,
             f"--model.path={folder}",
-            "--environments.data=generated",
             "--engines.context=4096",
             f"--agent.max_tokens={reply}",
             f"--agent.reflection_tokens={reply}",
@@ -188,59 +214,75 @@ def play(parts: Components, seed: int) -> int:
     return sum(len(turn.completion.token_ids) for turn in turns)
 
 
-def best(name: str, work: Callable[[int], int], rounds: int) -> dict[str, Any]:
-    """Tokens per second of the best round."""
-    rates, tokens = [], 0
+def timed(case: Case, work: Callable[[int, Case], int], rounds: int) -> dict[str, Any]:
+    """The rates of a case after a warm-up with an eighth of its reply."""
+    work(rounds, replace(case, reply=max(2, case.reply // 8)))
+    return rates(case.name, lambda seed: work(seed, case), rounds)
+
+
+def rates(name: str, work: Callable[[int], int], rounds: int) -> dict[str, Any]:
+    """Tokens per second of every round, and the memory that is in use on the card (GB)."""
+    found, tokens = [], 0
     for seed in range(rounds):
         began = time.perf_counter()
         tokens = work(seed)
-        rates.append(tokens / (time.perf_counter() - began))
-    return {"case": name, "rate": max(rates), "tokens": tokens, "rates": rates}
+        found.append(tokens / (time.perf_counter() - began))
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+    return {"case": name, "rates": found, "tokens": tokens, "memory": (total - free) / 1e9}
 
 
-def measure_side(side: str, model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def measure_side(
+    side: str, model: str, folder: Path, rounds: int, cache: str
+) -> Iterator[dict[str, Any]]:
     if side == "ours":
-        return measure_ours(model, folder, rounds)
+        return measure_ours(model, folder, rounds, cache)
     if side == "vllm":
-        return measure_vllm(model, folder, rounds)
+        return measure_vllm(model, folder, rounds, cache)
     return measure_play(side, model, folder, rounds)
 
 
 # -- all sides
 
 
-def run_side(side: str, model: str, folder: Path, given: argparse.Namespace, seconds: float) -> str:
+def run_side(
+    side: str, model: str, cache: str, folder: Path, given: argparse.Namespace, seconds: float
+) -> str:
     """Measure a side in a process of its own; returns its error, or an empty text."""
-    words = ["--side", side, "--models", model, "--folder", str(folder)]
+    words = ["--side", side, "--models", model, "--caches", cache, "--folder", str(folder)]
     words += ["--rounds", str(given.rounds), "--lines", str(given.lines)]
-    log = given.lines.with_suffix(f".{model}.{side.replace(' ', '_')}.log")
+    log = given.lines.with_suffix(f".{Path(model).name}.{side.replace(' ', '_')}.{cache}.log")
     with open(log, "wb") as out:
         command = [sys.executable, "-m", "benchmarks.vllm", *words]
         try:
             code = subprocess.run(command, stdout=out, stderr=out, timeout=seconds).returncode
         except subprocess.TimeoutExpired:
-            return f"{model} {side}: stopped after {seconds:.0f} s (log: {log})"
+            return f"{model} {side} {cache}: stopped after {seconds:.0f} s (log: {log})"
     last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
-    return f"{model} {side}: exit code {code}: {last} (log: {log})" if code else ""
+    return f"{model} {side} {cache}: exit code {code}: {last} (log: {log})" if code else ""
 
 
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """One row for every case that both sides have measured."""
-    found = {(one["model"], one["case"], one["side"].split()[0]): one for one in records}
-    yield "| shape | requests x (prompt + reply) | ours, tokens/s | vLLM, tokens/s | ratio |"
-    yield "|---|---|---|---|---|"
-    for (model, case, side), ours in found.items():
-        theirs = found.get((model, case, "vllm"))
+    """One row for every case that both sides have measured: tokens/s, best and median."""
+    keys = ("model", "cache", "case")
+    found = {(*(one[key] for key in keys), one["side"].split()[0]): one for one in records}
+    yield "| model | cache | requests x tokens | ours, best / median | vLLM | ratio | GB |"
+    yield "|---|---|---|---|---|---|---|"
+    for (model, cache, case, side), ours in found.items():
+        theirs = found.get((model, cache, case, "vllm"))
         if side == "ours" and theirs:
-            first, second = ours["rate"], theirs["rate"]
-            ratio = first / second
-            yield f"| {model} | {case} | {first:,.0f} | {second:,.0f} | {ratio:.2f} |"
+            pairs = [(max(one["rates"]), median(one["rates"])) for one in (ours, theirs)]
+            cells = [f"{first:,.0f} / {second:,.0f}" for first, second in pairs]
+            ratio = " / ".join(f"{one / two:.2f}" for one, two in zip(*pairs, strict=True))
+            memory = f"{ours['memory']:.0f} / {theirs['memory']:.0f}"
+            name = f"{Path(model).name} | {cache} | {case}"
+            yield f"| {name} | {cells[0]} | {cells[1]} | {ratio} | {memory} |"
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", default="135m,0.6b,4b", help=", ".join(SHAPES))
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of a case, warm-up included")
+    parser.add_argument("--models", default="135m,0.6b,4b", help=f"folders, {', '.join(SHAPES)}")
+    parser.add_argument("--caches", default="model", help=", ".join(CACHES))
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of a case")
     parser.add_argument("--seconds", type=float, default=1500.0, help="time limit of the run")
     parser.add_argument("--out", type=Path, default=Path("vllm.json"), help="JSON file")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -253,23 +295,30 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     given = parse(words)
     if given.side:
-        for record in measure_side(given.side, given.models, given.folder, given.rounds):
+        about = {"model": given.models, "side": given.side, "cache": given.caches}
+        for record in measure_side(
+            given.side, given.models, given.folder, given.rounds, given.caches
+        ):
             with open(given.lines, "a") as lines:
-                lines.write(json.dumps({"model": given.models, "side": given.side} | record) + "\n")
+                lines.write(json.dumps(about | record) + "\n")
         return
     given.lines = given.out.with_suffix(".jsonl")
     given.lines.unlink(missing_ok=True)
-    end, failures = time.monotonic() + given.seconds, list[str]()
+    end, failures, records = time.monotonic() + given.seconds, list[str](), list[dict[str, Any]]()
     for model in given.models.split(","):
         with tempfile.TemporaryDirectory(dir=fast_folder()) as scratch:
-            write_model(SHAPES[model], Path(scratch))
-            _free()
-            for side in given.sides.split(","):
+            folder = Path(scratch) if model in SHAPES else Path(model)
+            if model in SHAPES:
+                write_model(SHAPES[model], folder)
+                _free()
+            for cache, side in itertools.product(given.caches.split(","), given.sides.split(",")):
+                if "play" in side and cache != "model":
+                    continue
                 left = end - time.monotonic()
-                fault = run_side(side, model, Path(scratch), given, left) if left > 0 else ""
+                fault = run_side(side, model, cache, folder, given, left) if left > 0 else "no time"
                 failures += [fault] if fault else []
                 records = write(given, failures)
-                print(f"{model} {side}: {fault or 'measured'}", flush=True)
+                print(f"{model} {side} {cache}: {fault or 'measured'}", flush=True)
     print("\n".join(["", *table(records), *failures]), flush=True)
 
 
@@ -279,7 +328,7 @@ def write(given: argparse.Namespace, failures: list[str]) -> list[dict[str, Any]
     records = [json.loads(line) for line in text.splitlines()]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     about = {"device": device, "torch": torch.__version__, "failures": failures}
-    shapes = {name: asdict(SHAPES[name]) for name in given.models.split(",")}
+    shapes = {name: asdict(SHAPES[name]) for name in given.models.split(",") if name in SHAPES}
     given.out.write_text(json.dumps(about | {"shapes": shapes, "records": records}, indent=1))
     return records
 
