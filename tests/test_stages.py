@@ -13,8 +13,10 @@ import mage
 from mage.cli.main import app
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
+from mage.ranks.ranks import Ranks
 from mage.run_folder import RunFolder, list_stages
 from mage.training.callbacks import Callback
+from mage.training.stages import begin_stages
 from mage.viewer.library import Library
 
 RECIPE = """
@@ -145,6 +147,29 @@ def _the_viewer_shows_one_run(run: Path) -> None:
         {"update": 0, "name": "gigpo"},
         {"update": 2, "name": "mage"},
     ]
+
+
+def test_a_stage_begins_with_the_best_checkpoint_before_it_and_runs_once(
+    recipe, tmp_path, monkeypatch
+):
+    loaded, finished = [], set()
+    monkeypatch.setattr(
+        "mage.training.stages.load_weights",
+        lambda source, recipe, checkpoint, say: loaded.append((source.path.name, checkpoint)),
+    )
+    monkeypatch.setattr(
+        "mage.training.stages.save_weights", lambda weights, recipe, path: (path / "w").touch()
+    )
+    monkeypatch.setattr(RunFolder, "is_finished", property(lambda run: run.path.name in finished))
+    run = RunFolder.create(tmp_path / "run", load_recipe(recipe))
+    for name, folder in zip(
+        ["1_start", "2_gigpo"], begin_stages(run, Ranks(), print), strict=False
+    ):
+        assert folder.path.name == name
+        finished.add(name)
+    assert loaded == [("1_start", "best")]
+    assert [one.path.name for one in begin_stages(run, Ranks(), print)] == ["3_mage"]
+    assert loaded == [("1_start", "best"), ("2_gigpo", "best")]
 
 
 @pytest.mark.parametrize(
