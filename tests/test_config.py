@@ -299,6 +299,7 @@ FORM = "is not an override: write --section.option=value"
         ("--environments.name=mage.environments.base.Environment", "not contain a subclass of"),
         ('--opponents.train."os.system"=1', 'opponents.train."os.system" = 1.0'),
         ('--"".""=1', '[""] is unknown'),
+        ("--lern.a.b=", "[lern] is unknown"),
         ("--agent.window=0", "agent.window = 0: must be greater than or equal to 1"),
     ],
 )
@@ -307,6 +308,11 @@ def test_a_wrong_override_has_one_message(recipe_file, text, message):
         load_recipe(recipe_file, [text])
     assert message in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+def test_an_empty_value_of_an_option_that_is_not_set_changes_nothing():
+    plain = load_recipe("kuhn_reflections")
+    assert load_recipe("kuhn_reflections", ["--opponents.test.random="]) == plain
 
 
 def test_an_error_names_the_file(recipe_file):

@@ -312,17 +312,19 @@ def _override(tables: Tables, text: str) -> str:
     if path[0] == "stages":
         _override_stage(tables, path[1], text)
         return ".".join(map(show_key, path))
-    table = tables
+    table, key = tables, ".".join(map(show_key, path))
     for depth, part in enumerate(path[:-1], start=1):
+        if depth > 1 and not value and part not in table:
+            return key  # there is nothing to remove; an unknown section is an error later
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            key = ".".join(path[:depth])
-            raise ConfigError(f"{text!r}: {key} is a value, not a table with options of its own")
+            above = ".".join(path[:depth])
+            raise ConfigError(f"{text!r}: {above} is a value, not a table with options of its own")
     if value:
         table[path[-1]] = _parse_value(value)
     else:
         table.pop(path[-1], None)
-    return ".".join(map(show_key, path))
+    return key
 
 
 def _override_stage(tables: Tables, name: str, text: str) -> None:
