@@ -192,9 +192,11 @@ WORLDS = {
     "Kuhn poker, three styles, SmolLM2": ("smollm2_kuhn_poker_seed1/exact_test{}", "exact"),
     "Rock-paper-scissors, reflections": ("smollm2_rps/reflections/evaluations/{}_test", "score"),
     "The same, Qwen2.5-1.5B": (f"{LATE}/evaluations/{{}}_test", "score"),
+    "Kuhn poker, Qwen2.5-1.5B": ("qwen/more_seeds/kuhn_mage_seed3/evaluate_{}", "score"),
     "Kuhn poker, players never met, 0.1 M": ("kuhn_random_seed2/exact_test{}", "exact"),
     "ALFWorld, generated rooms, 0.4 M": ("alfworld_three_games/evaluations/{}_test", "success"),
     "ALFWorld, official, SmolLM2": ("smollm2_alfworld_methods/mage_seed2_test{}", "success"),
+    "ALFWorld, official, Qwen2.5-1.5B": ("qwen/worlds/alfworld_mage_seed1/evaluate_{}", "success"),
     "Sokoban, two boxes, SmolLM2": ("smollm2_sokoban_long/mage_seed0_test{}", "success"),
     "WebShop, SmolLM2": ("smollm2_webshop_loss/mage_seed0_test{}_four_plays", "success"),
     "Tic-Tac-Toe, SmolLM2": ("smollm2_tic_tac_toe/evaluations/{}_test", "success"),
@@ -204,6 +206,7 @@ WORLDS = {
 def read_shares(files: str, measure: str) -> tuple[list[float], float, list[float]]:
     """Episodes 1 to 3, episode 3 with emptied memory, and the interval, between 0 and 1."""
     conditions = ("after", "emptied") if "evaluations" in files else ("", "_emptied")
+    conditions = ("own", "none") if "evaluate_" in files else conditions
     paths = [f"{files.format(condition)}.json" for condition in conditions]
     if measure == "exact":
         after, emptied = (read_json(RESULTS / path) for path in paths)

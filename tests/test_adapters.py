@@ -8,13 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from mage.api import agents
 from mage.api.agents import find_player, load_run
 from mage.cli.arguments import make_environment
 from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.engines.local import LocalEngine
 from mage.learn.trainable import Trainable
-from mage.models.base import base_of, find_model, shipped_adapters
+from mage.models.base import base_name, base_of, find_model, shipped_adapters
 from mage.models.loading import load_model
 from mage.run_folder import RunFolder
 
@@ -103,6 +104,27 @@ def test_a_game_with_an_embedded_model_of_its_own_uses_it_in_the_world_that_it_k
     assert agent.title == model
     if environment == "sokoban":
         assert agent.components.recipe.environments.options["view"] == "words"
+
+
+@pytest.mark.parametrize(
+    ("present", "chosen"),
+    [
+        (("smollm2", "qwen2.5-1.5b"), "smollm2-alfworld"),
+        (("qwen2.5-1.5b",), "qwen2.5-1.5b-alfworld"),
+        ((), "embedded-worlds"),
+    ],
+)
+def test_adapters_are_used_if_their_model_is_present_small_models_first(
+    present, chosen, monkeypatch
+):
+    def base(folder):
+        if base_name(folder, "") not in present:
+            raise ValueError("it is missing")
+
+    monkeypatch.setattr(agents, "base_of", base)
+    said: list[str] = []
+    assert agents._best_model("alfworld", said.append) == chosen
+    assert ["mage model add smollm2" in line for line in said] == [True] * (not present)
 
 
 @pytest.mark.e2e

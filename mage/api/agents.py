@@ -41,6 +41,7 @@ EMBEDDED_RECIPES = {
 }
 # No embedded model has seen texts of these environments: it gives no legal move there.
 _NOT_EMBEDDED = ("webshop",)
+_SMALL = "smollm2"  # of several adapters for one environment, those of this model come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,27 +130,32 @@ def find_player(
 
 def _best_model(name: str, say: Say) -> str:
     """The shipped adapters for an environment if their base model is here, else an embedded one."""
-    for adapters in shipped_adapters():
-        kept = find_model(adapters)
-        if load_recipe(kept / RECIPE).environments.name == name:
-            try:
-                base_of(kept)
-            except ValueError:
-                base = base_name(kept, "")
-                if name in _NOT_EMBEDDED:
-                    raise RunError(
-                        f"no model on this machine can play {name}: the embedded models have never "
-                        f"seen it. Run `mage model add {base}`, which the adapters {adapters} "
-                        "need, or name a run with --run or a model with --model."
-                    ) from None
-                say(
-                    f"using the embedded model; after `mage model add {base}` a model that was "
-                    "trained for this game is used"
-                )
-            else:
-                return adapters
+    fitting = [one for one in shipped_adapters() if _trained_on(one) == name]
+    fitting.sort(key=lambda one: base_name(find_model(one), "") != _SMALL)
+    for adapters in fitting:
+        try:
+            base_of(find_model(adapters))
+        except ValueError:
+            continue
+        return adapters
+    if fitting:
+        base = base_name(find_model(fitting[0]), "")
+        if name in _NOT_EMBEDDED:
+            raise RunError(
+                f"no model on this machine can play {name}: the embedded models have never "
+                f"seen it. Run `mage model add {base}`, which the adapters {fitting[0]} "
+                "need, or name a run with --run or a model with --model."
+            )
+        say(
+            f"using the embedded model; after `mage model add {base}` a model that was "
+            "trained for this game is used"
+        )
     own = EMBEDDED_RECIPES.get(name)
     return load_recipe(own[0]).model.path if own else "embedded"
+
+
+def _trained_on(adapters: str) -> str:
+    return load_recipe(find_model(adapters) / RECIPE).environments.name
 
 
 def _recipe_of(name: str, world: Environment, options: Mapping[str, Any], model: str) -> Recipe:
