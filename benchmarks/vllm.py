@@ -315,7 +315,11 @@ def main(words: Sequence[str] | None = None) -> None:
                 if "play" in side and cache != "model":
                     continue
                 left = end - time.monotonic()
-                fault = run_side(side, model, cache, folder, given, left) if left > 0 else "no time"
+                fault = (
+                    run_side(side, model, cache, folder, given, left)
+                    if left > 0
+                    else (f"{model} {side} {cache}: no time left")
+                )
                 failures += [fault] if fault else []
                 records = write(given, failures)
                 print(f"{model} {side} {cache}: {fault or 'measured'}", flush=True)
