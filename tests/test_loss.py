@@ -11,7 +11,12 @@ from mage.config.sections import LearnOptions
 from mage.learn.loss import Scores, Sums, add_up, low_variance_kl, policy_loss, policy_objective
 from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
-from mage.learn.token_logprobs import LOGITS_AT_ONCE, choice_entropies, token_logprobs
+from mage.learn.token_logprobs import (
+    LOGITS_AT_ONCE,
+    _ScoredWithSlopes,
+    choice_entropies,
+    token_logprobs,
+)
 from mage.types import Sample
 
 LN2 = math.log(2)
@@ -174,6 +179,21 @@ def test_values_and_gradients_of_tokens_are_exact_also_in_pieces(at_once, learns
     wanted = (plain.gather(1, targets[:, None])[:, 0], -(plain.exp() * plain).sum(-1))
     weight = 3 if learns else 0
     slopes = [torch.autograd.grad(a.sum() + weight * b.sum(), inputs) for a, b in (found, wanted)]
+    for own, other in zip((*found, *slopes[0]), (*wanted, *slopes[1]), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_frozen_head_gives_exact_gradients_with_the_logits_computed_once(bias):
+    """The way that a GPU takes for LoRA, in pieces of two tokens and with a weight per token."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 9, bias=bias, dtype=torch.float64).requires_grad_(False)
+    hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    targets, weights = torch.randint(0, 9, (7,)), torch.randn(7, dtype=torch.float64)
+    found = _ScoredWithSlopes.apply(hidden, head.weight, head.bias, targets, 0.7, 2)
+    plain = torch.log_softmax(head(hidden) / 0.7, -1)
+    wanted = (plain.gather(1, targets[:, None])[:, 0], -(plain.exp() * plain).sum(-1))
+    slopes = [torch.autograd.grad((one[0] * weights).sum(), hidden) for one in (found, wanted)]
     for own, other in zip((*found, *slopes[0]), (*wanted, *slopes[1]), strict=True):
         torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
 
