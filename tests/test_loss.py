@@ -1,6 +1,8 @@
 """The loss against values worked by hand: every branch of the clip, KL, bonus and weights."""
 
 import math
+import os
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
 from mage.learn.token_logprobs import (
     LOGITS_AT_ONCE,
+    _score_with_slopes,
     _ScoredWithSlopes,
     choice_entropies,
     token_logprobs,
@@ -196,6 +199,27 @@ def test_a_frozen_head_gives_exact_gradients_with_the_logits_computed_once(bias)
     slopes = [torch.autograd.grad((one[0] * weights).sum(), hidden) for one in (found, wanted)]
     for own, other in zip((*found, *slopes[0]), (*wanted, *slopes[1]), strict=True):
         torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
+
+
+def compare_head(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """The kernel against the plain function; vocabularies that do not divide into its parts."""
+    kernel = import_module("mage.learn.head_kernel").score_with_slopes
+    generator = torch.Generator().manual_seed(0)
+    for words in (9, 4096, 12_000):
+        logits = 3 * torch.randn(6, words, generator=generator)
+        logits[0, 0] = 60.0  # a distribution with one word
+        logits, targets = logits.to(device, dtype), torch.arange(6, device=device)
+        found, wanted = logits.clone(), logits.clone()
+        values = kernel(found, targets, 0.7), _score_with_slopes(wanted, targets, 0.7)
+        for own, other in zip(*values, strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+def test_the_interpreted_kernel_of_the_head_computes_what_the_plain_version_does():
+    pytest.importorskip("triton")
+    compare_head("cpu", torch.float32, 1e-5)
 
 
 def test_the_token_entropy_lowers_the_loss_by_its_mean():

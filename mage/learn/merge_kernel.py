@@ -28,7 +28,7 @@ def _merge(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     change = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for one in range(RANK):
+    for one in tl.static_range(RANK):  # unrolled, so that all loads begin at once
         b = tl.load(up + row * RANK + one, mask=row < rows, other=0.0)
         a = tl.load(down + one * columns + column, mask=column < columns, other=0.0)
         change += b[:, None] * a[None, :]

@@ -64,16 +64,14 @@ class _ScoredWithSlopes(torch.autograd.Function):
         temperature: float,
         length: int,
     ) -> tuple[Tensor, Tensor]:
-        score = _compiled(_score_logits, hidden.device.type)
-        logits_gradient = _compiled(_logits_gradient, hidden.device.type)
+        score = _score_with_slopes
+        if hidden.is_cuda and hidden.dtype != torch.float64:
+            from mage.learn.head_kernel import score_with_slopes as score  # needs Triton
         slopes, pieces, start = torch.empty_like(hidden), [], 0
         for states, wanted in _pieces(length, hidden, targets):
             logits = linear(states, weight, bias)
-            logprobs, entropies, log_sums = score(logits, wanted, temperature)
-            ones = torch.ones_like(log_sums)
-            grad_logits = logits_gradient(logits, wanted, log_sums, ones, temperature)
-            torch.mm(grad_logits, weight, out=slopes[start : start + len(states)])
-            pieces.append((logprobs, entropies))
+            pieces.append(score(logits, wanted, temperature))  # logits are now their gradients
+            torch.mm(logits, weight, out=slopes[start : start + len(states)])
             start += len(states)
         logprobs, entropies = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         ctx.save_for_backward(slopes)
@@ -145,6 +143,16 @@ class _Scored(torch.autograd.Function):
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _score_with_slopes(
+    logits: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """As `head_kernel.score_with_slopes`: the logits are overwritten by their gradients."""
+    logprobs, entropies, log_sums = _score_logits(logits, targets, temperature)
+    ones = torch.ones_like(log_sums)
+    logits.copy_(_logits_gradient(logits, targets, log_sums, ones, temperature))
+    return logprobs, entropies
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
