@@ -129,15 +129,23 @@ def _layer(
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float) -> Tensor:
     """Attention with the given mask; [1, heads, L, D] in and out."""
-    grouped = query.shape[1] != key.shape[1]
     if isinstance(mask, Tensor):
+        grouped = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
         )
-    found: Any = flex_attention(
-        query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped
-    )
+    # The gradient of a key head is summed over all queries of all its query heads in sequence, and
+    # the first keys of a trie have the most. With a copy of the keys for each query head, these
+    # longest sums, which delay the whole kernel, are shorter by the number of copies.
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = (_repeat(heads, repeats) for heads in (key, value))
+    found: Any = flex_attention(query, keys, values, block_mask=mask, scale=scaling)
     return cast("Tensor", found)
+
+
+def _repeat(heads: Tensor, repeats: int) -> Tensor:
+    """[1, heads, L, D] with each head `repeats` times: [1, heads repeats, L, D]."""
+    return heads[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2)
 
 
 def trie_mask(ends: Tensor) -> Mask:
