@@ -13,6 +13,8 @@ from typing import Any
 import int8_toys
 import pytest
 import test_drafts
+import test_learner
+import test_loss
 import torch
 from int8_toys import KINDS, answer
 from learn_toys import make_model, make_sample
@@ -403,6 +405,16 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
         difference = found["trie"][name] - gradient
         assert 0 < gradient.norm() < float("inf")
         assert difference.norm() <= tolerance * gradient.norm(), name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])
+def test_the_kernel_writes_adapters_into_weights(dtype, tolerance):
+    test_learner.compare_merging("cuda", dtype, tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])
+def test_the_kernel_of_the_head_computes_what_the_plain_version_does(dtype, tolerance):
+    test_loss.compare_head("cuda", dtype, tolerance)
 
 
 def test_half_precision_sampler_and_learner_agree_closely():

@@ -1,8 +1,10 @@
 """The learner: it learns, trains the right weights, skips bad gradients and resumes exactly."""
 
 import math
+import os
 import random
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,7 +19,9 @@ from mage.learn.learner import Learner
 from mage.learn.minibatches import cut_by_rows, split_by_unit
 from mage.learn.pack.tries import Row, prepare
 from mage.models.adapters import linear_layers, save_adapters
+from mage.models.architecture import parts_of
 from mage.models.loading import load_model
+from mage.models.side_by_side import are_neighbours, place_side_by_side
 from mage.ranks.ranks import Ranks
 from mage.types import Sample, TurnRef
 
@@ -232,6 +236,46 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_a_forest(recom
     for name, gradient in found[0].items():
         assert gradient.abs().max() > 0
         torch.testing.assert_close(found[1][name], gradient)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_adapters_get_the_same_gradient_where_the_engine_has_placed_weights_side_by_side(kind):
+    """Bit for bit; the weights are then not copied in every micro-batch."""
+    found = []
+    for placed in (False, True):
+        model = make_model(kind)
+        layers = [parts_of(layer) for layer in model.get_decoder().layers]
+        if placed:
+            for parts in layers:
+                place_side_by_side(parts.qkv)
+                place_side_by_side(parts.gate_up)
+        assert all(are_neighbours(parts.qkv) == placed for parts in layers)
+        learner = Learner(model, LearnOptions(lr=0.05, lora_rank=3), layout="trie")
+        learner.update(play(0), entropy=0.1, update=0)  # so that B is not zero
+        learner.accumulate(prepare(play(1)), entropy=0.1)
+        found.append({name: one.grad for name, one in learner.trainable.masters.items()})
+    for name, gradient in found[0].items():
+        assert gradient.abs().max() > 0
+        assert torch.equal(found[1][name], gradient)
+
+
+def compare_merging(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """W0 + scale * B A by the kernel and by PyTorch; shapes that do not divide into its parts."""
+    merge = import_module("mage.learn.merge_kernel").merge
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns, rank in ((64, 512, 16), (33, 300, 3), (100, 40, 1)):
+        shapes = (rows, columns), (rank, columns), (rows, rank)
+        base, down, up = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+        base, out = base.to(dtype), torch.empty_like(base, dtype=dtype)
+        merge(base, down, up, 0.5, out)
+        wanted = (base.double() + 0.5 * up.double() @ down.double()).to(dtype)
+        torch.testing.assert_close(out, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+def test_the_interpreted_kernel_writes_adapters_into_weights():
+    pytest.importorskip("triton")
+    compare_merging("cpu", torch.float32, 1e-5)
 
 
 def test_training_starts_from_an_adapter_folder_which_is_also_the_reference(tmp_path):

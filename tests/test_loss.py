@@ -1,6 +1,8 @@
 """The loss against values worked by hand: every branch of the clip, KL, bonus and weights."""
 
 import math
+import os
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,7 +13,13 @@ from mage.config.sections import LearnOptions
 from mage.learn.loss import Scores, Sums, add_up, low_variance_kl, policy_loss, policy_objective
 from mage.learn.pack.packing import ReplyTokens, pack_rows
 from mage.learn.pack.tries import prepare
-from mage.learn.token_logprobs import LOGITS_AT_ONCE, choice_entropies, token_logprobs
+from mage.learn.token_logprobs import (
+    LOGITS_AT_ONCE,
+    _score_with_slopes,
+    _ScoredWithSlopes,
+    choice_entropies,
+    token_logprobs,
+)
 from mage.types import Sample
 
 LN2 = math.log(2)
@@ -176,6 +184,42 @@ def test_values_and_gradients_of_tokens_are_exact_also_in_pieces(at_once, learns
     slopes = [torch.autograd.grad(a.sum() + weight * b.sum(), inputs) for a, b in (found, wanted)]
     for own, other in zip((*found, *slopes[0]), (*wanted, *slopes[1]), strict=True):
         torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_frozen_head_gives_exact_gradients_with_the_logits_computed_once(bias):
+    """The way that a GPU takes for LoRA, in pieces of two tokens and with a weight per token."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 9, bias=bias, dtype=torch.float64).requires_grad_(False)
+    hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    targets, weights = torch.randint(0, 9, (7,)), torch.randn(7, dtype=torch.float64)
+    found = _ScoredWithSlopes.apply(hidden, head.weight, head.bias, targets, 0.7, 2)
+    plain = torch.log_softmax(head(hidden) / 0.7, -1)
+    wanted = (plain.gather(1, targets[:, None])[:, 0], -(plain.exp() * plain).sum(-1))
+    slopes = [torch.autograd.grad((one[0] * weights).sum(), hidden) for one in (found, wanted)]
+    for own, other in zip((*found, *slopes[0]), (*wanted, *slopes[1]), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-12, rtol=0)
+
+
+def compare_head(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """The kernel against the plain function; vocabularies that do not divide into its parts."""
+    kernel = import_module("mage.learn.head_kernel").score_with_slopes
+    generator = torch.Generator().manual_seed(0)
+    for words in (9, 4096, 12_000):
+        logits = 3 * torch.randn(6, words, generator=generator)
+        logits[0, 0] = 60.0  # a distribution with one word
+        logits, targets = logits.to(device, dtype), torch.arange(6, device=device)
+        found, wanted = logits.clone(), logits.clone()
+        values = kernel(found, targets, 0.7), _score_with_slopes(wanted, targets, 0.7)
+        for own, other in zip(*values, strict=True):
+            torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+def test_the_interpreted_kernel_of_the_head_computes_what_the_plain_version_does():
+    pytest.importorskip("triton")
+    compare_head("cpu", torch.float32, 1e-5)
 
 
 def test_the_token_entropy_lowers_the_loss_by_its_mean():

@@ -157,9 +157,18 @@ class _Stack:
 
     @torch.no_grad()
     def write(self, down: Tensor, up: Tensor) -> None:
+        if down.is_cuda and down.dtype == torch.float32:
+            self._write_fused(down, up)
+            return
         torch._foreach_copy_(
             self.weights, list(torch.baddbmm(self.base.to(down.dtype), up, down, alpha=self.scale))
         )
+
+    def _write_fused(self, down: Tensor, up: Tensor) -> None:
+        from mage.learn.merge_kernel import merge  # needs Triton, which a CPU does not have
+
+        for weight, base, a, b in zip(self.weights, self.base, down, up, strict=True):
+            merge(base, a, b, self.scale, weight)
 
 
 def _add_gradients(parts: list[torch.nn.Parameter], stacked: Tensor) -> None:

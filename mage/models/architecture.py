@@ -32,17 +32,18 @@ _KNOWN = (
 class LayerParts(NamedTuple):
     """The parameters of one layer, [out, in].
 
-    Biases and the norms of query and key heads are None if the model has none.
+    `qkv` and `gate_up` have one element where they are one tensor (`side_by_side.py`). Biases and
+    the norms of query and key heads are None if the model has none.
     """
 
     before_attention: Any
-    qkv: tuple[Any, Any, Any]
+    qkv: tuple[Any, ...]
     qkv_bias: tuple[Any, Any, Any] | None
     norms: tuple[Any, Any] | None
     out: Any
     out_bias: Any | None
     before_mlp: Any
-    gate_up: tuple[Any, Any]
+    gate_up: tuple[Any, ...]
     gate_up_bias: tuple[Any, Any] | None
     down: Any
     down_bias: Any | None

@@ -6,8 +6,6 @@ values are one product, gate and up another, and the learner trains the same mem
 anything else (adapter modules, hooks, scaled rope) use the modules of transformers.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
 from types import ModuleType
 from typing import Any, cast
 
@@ -19,6 +17,7 @@ from mage.engines.gpu.reference_ops import rotate
 from mage.engines.local.attention import Plan
 from mage.engines.pool import KeyValuePool
 from mage.models.architecture import LayerParts, is_plain, parts_of
+from mage.models.side_by_side import are_neighbours, place_side_by_side
 
 PAIRS = 16  # of channels of a key head whose biases are not stored in 8 bits
 
@@ -168,42 +167,21 @@ def _rope_table(backbone: Any, context: int) -> tuple[torch.Tensor, torch.Tensor
 def _fuse(parts: LayerParts) -> LayerParts:
     """The same parts with weights of the same input as one tensor."""
     return parts._replace(
-        qkv=_side_by_side(parts.qkv),
-        qkv_bias=None if parts.qkv_bias is None else _side_by_side(parts.qkv_bias),
-        gate_up=_side_by_side(parts.gate_up),
-        gate_up_bias=None if parts.gate_up_bias is None else _side_by_side(parts.gate_up_bias),
+        qkv=place_side_by_side(parts.qkv),
+        qkv_bias=None if parts.qkv_bias is None else place_side_by_side(parts.qkv_bias),
+        gate_up=place_side_by_side(parts.gate_up),
+        gate_up_bias=None if parts.gate_up_bias is None else place_side_by_side(parts.gate_up_bias),
     )
 
 
 def _stay(fused: LayerParts, parts: LayerParts) -> bool:
     """Whether all weights of a layer still have the addresses of the fused ones."""
-    if not (_are_neighbours(parts.qkv) and _are_neighbours(parts.gate_up)):
+    if not (are_neighbours(parts.qkv) and are_neighbours(parts.gate_up)):
         return False
     now = parts._replace(qkv=parts.qkv[0], gate_up=parts.gate_up[0])
     return all(
         getattr(fused, name).data_ptr() == getattr(now, name).data_ptr()
         for name in ("qkv", "gate_up", "before_attention", "out", "before_mlp", "down")
-    )
-
-
-def _side_by_side(parts: Sequence[torch.nn.Parameter]) -> Any:
-    """One tensor that holds these parameters in order; the parameters become views of it."""
-    heights = [len(part) for part in parts]
-    if not _are_neighbours(parts):
-        whole = torch.cat([part.detach() for part in parts])
-        for part, rows in zip(parts, whole.split(heights), strict=True):
-            part.data = rows
-    first = parts[0].detach()
-    return first.as_strided(
-        (sum(heights), *first.shape[1:]), first.stride(), first.storage_offset()
-    )
-
-
-def _are_neighbours(parts: Sequence[torch.nn.Parameter]) -> bool:
-    same = len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    return same and all(
-        above.data_ptr() + above.numel() * above.element_size() == below.data_ptr()
-        for above, below in pairwise(parts)
     )
 
 

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 _MOST_VERSIONS = 64
+# Lengths of compiled micro-batches in sixteenths of `micro_tokens`. In the five recipes of the
+# paper 5 to 6 % of the tokens are padding; with 4, 8 and 16 sixteenths it was 5 to 35 %.
+_SIXTEENTHS = (4, 7, 9, 11, 13, 15, 16)
 
 
 class CompileClock:
@@ -77,13 +80,16 @@ def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., An
 def padded_length(tokens: int, micro_tokens: int, block: int) -> int:
     """The length to which a compiled micro-batch of `tokens` tokens is padded.
 
-    A quarter, a half or all of `micro_tokens`, rounded up to whole blocks. Only a single row can be
-    longer; it is padded to the next double.
+    One of seven parts of `micro_tokens`, from a quarter to all of it, rounded up to whole blocks.
+    Only a single row can be longer; it is padded to the next double.
 
-    >>> [padded_length(tokens, 1024, 128) for tokens in (1, 257, 1000, 1025)]
-    [256, 512, 1024, 2048]
+    >>> [padded_length(tokens, 4096, 128) for tokens in (1, 1025, 2000, 4096, 4097)]
+    [1024, 1792, 2304, 4096, 8192]
     """
-    whole = -(-micro_tokens // (4 * block)) * block  # a quarter
-    while whole < tokens:
-        whole *= 2
-    return whole
+    for part in _SIXTEENTHS:
+        length = -(-micro_tokens * part // (16 * block)) * block
+        if length >= tokens:
+            return length
+    while length < tokens:
+        length *= 2
+    return length

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mage.learn.pack.compilation import compiled, padded_length
 from mage.learn.pack.low_rank import Factors, LayerFactors, factors_of, project
 from mage.models.architecture import LayerParts, parts_of
+from mage.models.side_by_side import are_neighbours, as_one
 
 BLOCK = 128  # tokens in a block of the attention mask
 Mask: TypeAlias = "BlockMask | Tensor"
@@ -57,10 +58,24 @@ def run_layers(
     layer = _layer_for(ids.device.type)
     for module in backbone.layers:
         weights = parts_of(module)
-        layer_factors = None if factors is None else factors_of(weights, factors)
+        layer_factors = None
+        if factors is not None:
+            layer_factors, weights = factors_of(weights, factors), _without_copies(weights)
         given = (hidden, weights, layer_factors, cos, sin, mask, sizes)
         hidden = checkpoint(layer, *given, use_reentrant=False) if recompute else layer(*given)
     return _norm(hidden, backbone.norm.weight, sizes.epsilon)
+
+
+def _without_copies(weights: LayerParts) -> LayerParts:
+    """Frozen weights with the same input as one tensor, where the engine has placed them so.
+
+    Otherwise every micro-batch copies them, and keeps the copies for the backward pass.
+    """
+    qkv, gate_up = (
+        (as_one(parts),) if are_neighbours(parts) else parts
+        for parts in (weights.qkv, weights.gate_up)
+    )
+    return weights._replace(qkv=qkv, gate_up=gate_up)
 
 
 def line_length(tokens: int, micro_tokens: int, device: torch.device) -> int:
@@ -114,15 +129,23 @@ def _layer(
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float) -> Tensor:
     """Attention with the given mask; [1, heads, L, D] in and out."""
-    grouped = query.shape[1] != key.shape[1]
     if isinstance(mask, Tensor):
+        grouped = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
         )
-    found: Any = flex_attention(
-        query, key, value, block_mask=mask, scale=scaling, enable_gqa=grouped
-    )
+    # The gradient of a key head is summed over all queries of all its query heads in sequence, and
+    # the first keys of a trie have the most. With a copy of the keys for each query head, these
+    # longest sums, which delay the whole kernel, are shorter by the number of copies.
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = (_repeat(heads, repeats) for heads in (key, value))
+    found: Any = flex_attention(query, keys, values, block_mask=mask, scale=scaling)
     return cast("Tensor", found)
+
+
+def _repeat(heads: Tensor, repeats: int) -> Tensor:
+    """[1, heads, L, D] with each head `repeats` times: [1, heads repeats, L, D]."""
+    return heads[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2)
 
 
 def trie_mask(ends: Tensor) -> Mask:
