@@ -70,7 +70,8 @@ def never() -> bool:
 @pytest.mark.parametrize(
     ("name", "scale"),
     [(name, "small") for name in TABLES]
-    + [pytest.param(name, "paper", marks=pytest.mark.e2e) for name in PAPER_TABLES],
+    + [pytest.param(name, "paper", marks=pytest.mark.e2e) for name in PAPER_TABLES]
+    + [pytest.param(name, "qwen", marks=pytest.mark.e2e) for name in ("table1", "returns")],
 )
 def test_every_table_can_be_planned_with_equal_budgets_and_one_panel(name, scale):
     plan = make_plan(name, scale=scale, seeds=[0, 1])  # type: ignore[arg-type]
@@ -106,6 +107,8 @@ def test_the_table_of_returns_gives_every_method_its_own_returns():
 def test_a_table_without_an_environment_of_the_scale_is_refused():
     with pytest.raises(ValueError, match="returns has no environment of scale paper"):
         make_plan("returns", scale="paper")
+    with pytest.raises(ValueError, match="table anchor is not for scale qwen: use --scale small"):
+        make_plan("anchor", scale="qwen")
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
@@ -134,6 +137,36 @@ def test_wrong_seeds_and_names_are_refused():
         make_plan("table1", only=["lamr"])
     with pytest.raises(ValueError, match="has no world 'sokoban'"):
         make_plan("population", worlds=["sokoban"])
+
+
+@pytest.mark.parametrize(
+    ("table", "world", "arm", "kept"),
+    [
+        ("returns", "demo", "mage", "rps_history_mage_seed1"),
+        ("returns", "demo", "lamer", "rps_history_lamer_seed1"),
+        ("returns", "demo", "gigpo", "rps_gigpo_seed1"),
+        ("table1", "kuhn_poker", "mage", "kuhn_mage_seed3"),
+        ("table1", "kuhn_poker", "lamer", "kuhn_lamer_seed1"),
+        ("table1", "kuhn_poker", "gigpo", "kuhn_gigpo_seed1"),
+    ],
+)
+def test_the_scale_qwen_trains_as_the_kept_runs_of_qwen_did(table, world, arm, kept):
+    (job,) = make_plan(table, scale="qwen", worlds=[world], only=[arm]).jobs
+    runs = Path(__file__).parent.parent / "results" / "qwen" / "more_seeds"
+    old, new = load_recipe(str(runs / kept / "recipe.toml")).flat(), job.recipe.flat()
+    differ = {key for key in {*old, *new} if old.get(key) != new.get(key)}
+    # Without names, GPU memory and sizes of panels. The history has no reflections.
+    assert {key for key in differ if not key.startswith(("run.", "evaluate."))} <= {
+        *("advantages.reflection_weight", "learn.micro_tokens", "opponents.test")
+    }
+    assert old["run.updates"] == new["run.updates"]
+
+
+def test_untrained_arms_of_the_scale_qwen_have_no_supervised_start():
+    plan = make_plan(
+        "table1", scale="qwen", worlds=["alfworld"], only=["react", "reflexion", "mage"]
+    )
+    assert [job.recipe.warmup.first for job in plan.jobs] == [False, False, True]
 
 
 def test_arms_without_training_run_once_under_the_first_seed():

@@ -91,6 +91,8 @@ def make_plan(
 ) -> Plan:
     """All runs of a table. `budget`: training episodes per run. `overrides` change every recipe."""
     table, size = TABLES[name], SCALES[scale]
+    if name in size.without:
+        raise UserError(f"table {name} is not for scale {scale}: use --scale small or paper")
     chosen = tuple(worlds) or tuple(world for world in size.worlds if world in table.worlds)
     if not chosen:
         raise UserError(
@@ -127,9 +129,9 @@ def _make_recipe(
     scale: Scale, world: str, arm: Arm, budget: int | None, extra: Sequence[str], model: str | None
 ) -> Recipe:
     """The recipe of an arm, for any seed."""
-    name = "+".join((scale.base.format(world), *arm.parts))
-    plain = load_recipe(name)
-    pinned = plain.changed(**_pinned(scale.base.format(world)))
+    base = scale.base_of(world)
+    plain = load_recipe("+".join((base, *arm.parts)))
+    pinned = plain.changed(**_pinned(base))
     recipe = change_recipe(pinned, [*scale.overrides(world, arm.parts, plain), *extra])
     if model is not None:
         recipe = recipe.changed(model={"path": model})

@@ -48,8 +48,8 @@ def reproduce(
     scale: Annotated[
         scales.Name,
         typer.Option(
-            help="small: the embedded model on a CPU. paper: the sizes of the paper with Qwen3-4B; "
-            "needs the official data."
+            help="small: the embedded model on a CPU. qwen: Qwen2.5-1.5B on one GPU. paper: the "
+            "sizes of the paper with Qwen3-4B. qwen and paper need the official data."
         ),
     ] = "small",
     environment: Annotated[
