@@ -178,6 +178,7 @@ class _Worker:
 
 def _serve(session: pytest.Session, pieces: list[list[pytest.Item]], pipe: Connection) -> None:
     """The test process: run the pieces that come through the pipe until it is closed."""
+    gc.set_threshold(50_000)  # no test leaves so much garbage that it must be found sooner
     config = session.config
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()  # its files belong to the parent
