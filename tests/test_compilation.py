@@ -82,6 +82,7 @@ def test_lengths_are_a_quarter_a_half_or_all_of_the_micro_batch():
     assert all(padded_length(tokens, 1000, 128) % 128 == 0 for tokens in (1, 500, 1000, 3000))
 
 
+@pytest.mark.e2e
 def test_the_clock_counts_compilations_and_reports_them():
     compile_clock()
     torch.compiler.reset()  # forgets callbacks; the clock registers again

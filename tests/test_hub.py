@@ -99,6 +99,7 @@ model add lab/tiny | asking the model hub for lab/tiny
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("row", NAMED.strip().splitlines())
 def test_a_name_of_the_hub_works_where_a_model_is_named(row, hub):
     words, shown = row.split(" | ")
