@@ -320,6 +320,8 @@ def test_a_busy_server_gets_a_retry_after_the_pause_it_asks_for():
         assert ask(engine, "Go.") == [scripted_model("Go.")]
     assert server.times[1] - server.times[0] >= 1
     assert (engine.bill()["retried"], engine.bill()["asked"]) == (1, 1)
+    # The loop would report a task of the pause that is left behind at its end.
+    assert "wait" not in str(asyncio.all_tasks(engine.client.loop))
     with always(429, Retry_After="3600") as server:
         assert "asks for a pause of 3,600 seconds" in refused(server)
 

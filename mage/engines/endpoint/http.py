@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -149,7 +150,8 @@ class Client:
         return min(LONGEST_WAIT, self.backoff * 2.0**attempt) * jitter
 
     async def _wait(self, seconds: float) -> None:
-        await asyncio.wait([asyncio.ensure_future(self._stopped.wait())], timeout=seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
 
     async def _send(self, body: bytes) -> bytes:
         try:
