@@ -71,7 +71,7 @@ def later() -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub, tmp_path):
+def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub, no_pictures, tmp_path):
     done = call("train", "kuhn_poker", "--model.path=lab/tiny", *TINY)
     assert done.exit_code == 0, done.stderr
     first, second, third = done.stderr.splitlines()[:3]
