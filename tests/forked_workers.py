@@ -1,6 +1,6 @@
 """Test processes that are forked after the collection (`pytest --forks 3`).
 
-The collection imports torch and compiles all tests, which takes 16 s of processor time. Here it is
+The collection imports torch and compiles all tests, which takes 10 s of processor time. Here it is
 done once, not once in every test process. Forked processes also deal smaller pieces without cost:
 a piece is one end-to-end test, a set of end-to-end tests that share fixtures, or the fast tests of
 a file. A process that has ended a piece gets the next one.
