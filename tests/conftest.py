@@ -4,9 +4,11 @@ import multiprocessing
 import os
 import tempfile
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from mage.ranks import processes as child_processes
@@ -20,6 +22,9 @@ os.environ.setdefault("MAGE_MODELS", f"{_PLACES.name}/models")
 os.environ.setdefault("MAGE_CACHE", f"{_PLACES.name}/cache")
 
 pytest_plugins = ["forked_workers"]
+
+# The runner of typer would build all commands of `mage` for every call: 20 ms of processor time.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 # Processes are forked from a server that has loaded MAGE and torch once, so a start costs
 # milliseconds instead of seconds of imports. Tests of the start itself spawn.

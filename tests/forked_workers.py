@@ -1,6 +1,6 @@
 """Test processes that are forked after the collection (`pytest --forks 3`).
 
-The collection imports torch and compiles all tests, which takes 16 s of processor time. Here it is
+The collection imports torch and compiles all tests, which takes 10 s of processor time. Here it is
 done once, not once in every test process. Forked processes also deal smaller pieces without cost:
 a piece is one end-to-end test, a set of end-to-end tests that share fixtures, or the fast tests of
 a file. A process that has ended a piece gets the next one.
@@ -26,6 +26,17 @@ _LOOK = 1.0  # seconds between two looks for test processes that have crashed
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forks", type=int, default=0, help="number of forked test processes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without collections of garbage. Later ones skip what is loaded here."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -167,6 +178,7 @@ class _Worker:
 
 def _serve(session: pytest.Session, pieces: list[list[pytest.Item]], pipe: Connection) -> None:
     """The test process: run the pieces that come through the pipe until it is closed."""
+    gc.set_threshold(50_000)  # no test leaves so much garbage that it must be found sooner
     config = session.config
     capture: Any = config.pluginmanager.getplugin("capturemanager")
     capture.stop_global_capturing()  # its files belong to the parent

@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import synchronize
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,8 @@ def _run_torchrun_rank(words: list[str], prepare: Callable[[], None] | None) -> 
     except SystemExit as end:
         note.write_text(str(end.code))
         raise
+    finally:  # torch's forked ranks wait for their agent; those of the command torchrun end here
+        synchronize.Event.wait = lambda event, timeout=None: True  # type: ignore[method-assign]
 
 
 def _run_module(words: list[str], environment: dict[str, str], log: str) -> None:

@@ -170,6 +170,7 @@ def test_an_item_that_a_stopped_run_could_not_find_is_refused(monkeypatch):
         mage.recipe("__main__.OtherBoard")
 
 
+@pytest.mark.e2e
 def test_a_function_is_evaluated_as_a_policy():
     met: set[int] = set()
 

@@ -90,7 +90,8 @@ _LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
     ids=["loop", "recursion", "large", "many", "long"],
 )
 def test_a_template_without_end_or_with_a_huge_output_is_stopped(template, fault, monkeypatch):
-    monkeypatch.setattr("mage.agent.chat_template.SECONDS", 1)
+    if "needs" in fault:  # all others end within the limit on any machine
+        monkeypatch.setattr("mage.agent.chat_template.SECONDS", 0.1)
     with pytest.raises(ValueError, match=fault):
         Chat(byte_chat().tokenizer, template, {}, (0,))
 

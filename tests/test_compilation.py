@@ -89,6 +89,7 @@ def test_above_seven_sixteenths_less_than_a_quarter_of_a_micro_batch_is_padding(
         assert 1 - tokens / padded_length(tokens, 16_384, 128) < 2 / 9
 
 
+@pytest.mark.e2e
 def test_the_clock_counts_compilations_and_reports_them():
     compile_clock()
     torch.compiler.reset()  # forgets callbacks; the clock registers again

@@ -114,8 +114,13 @@ def test_commands_are_valid(page):
 OTHERS = {"torchrun", "mkdir", "cd", "unzip", "sbatch", "srun", "curl", "tar", "xz"}
 
 
+@cache
+def group_of_commands() -> Any:
+    return typer.main.get_command(app)
+
+
 def check_mage(words: list[str]) -> None:
-    group: Any = typer.main.get_command(app)
+    group = group_of_commands()
     if words and words[0].startswith("-"):
         group.make_context("mage", [words[0]], resilient_parsing=True)
         return

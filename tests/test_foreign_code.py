@@ -69,7 +69,7 @@ def name_item(run: Path, item: str) -> None:
     ],
     ids=lambda words: words[0],
 )
-def test_readers_run_no_foreign_code(stranger, tmp_path, words, item):
+def test_readers_run_no_foreign_code(stranger, tmp_path, no_pictures, words, item):
     name_item(stranger, f"{item}.Own")
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

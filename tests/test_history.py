@@ -231,6 +231,7 @@ def test_training_stops_if_more_than_five_percent_overflow():
         check_overflow({"update": 3, "overflow_rate": 0.051}, recipe)
 
 
+@pytest.mark.e2e
 def test_a_training_with_a_small_context_stops_with_one_message(tmp_path):
     """The memory grows from episode to episode: the first prompts fit, later ones do not."""
     words = ["--engines.context=190", "--run.updates=2", "--run.workers=1", f"--runs={tmp_path}"]

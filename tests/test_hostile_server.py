@@ -33,7 +33,7 @@ def _place(tmp_path, monkeypatch):
 
 
 def engine_at(server: HostileServer, name: str, **options: Any) -> EndpointEngine:
-    limits = {"timeout": 0.5 if BEHAVIOURS[name].slow else 60.0, "retries": 1, "backoff": 0.01}
+    limits = {"timeout": 0.25 if BEHAVIOURS[name].slow else 60.0, "retries": 1, "backoff": 0.01}
     prices = {"price_in": 1.0, "price_out": 1.0, "budget": 1.0, "key_env": "HOSTILE_KEY"}
     return EndpointEngine(
         MessageChat(), url=server.url(name), model="toy", **(limits | prices | options)

@@ -16,8 +16,8 @@ from tests.processes import start
 from tests.test_tools import Box, BoxState, play
 from tests.toys import scripted_agent
 
-SECONDS = 1.0  # time limit of a call; a test may take much longer on a busy machine
-LIMITS = ToolLimits(calls=4, seconds=SECONDS, characters=100)
+LIMITS = ToolLimits(calls=4, seconds=1.0, characters=100)
+SHORT = ToolLimits(calls=4, seconds=0.2, characters=100)  # of calls that never end
 MOST = 60.0  # seconds of a stopped call on a busy machine
 
 
@@ -92,16 +92,16 @@ def changes(state: BoxState) -> str:
 
 HOSTILE = {
     fails: f"Error: fails failed: RuntimeError: no such thing{'!' * 1000}"[:100],
-    loops: "Error: loops took longer than 1 s and was stopped",
-    computes: "Error: computes took longer than 1 s and was stopped",
-    blocks: "Error: blocks took longer than 1 s and was stopped",
+    loops: "Error: loops took longer than 0.2 s and was stopped",
+    computes: "Error: computes took longer than 0.2 s and was stopped",
+    blocks: "Error: blocks took longer than 0.2 s and was stopped",
     floods: "y" * 100 + " (cut)",
     returns_an_object: "Error: returns_an_object failed: TypeError: Object of type set is not",
     returns_data: '{"price": [1, 2.5, null]}',
     exits: "Error: exits failed: SystemExit: 3",
     dies: "Error: dies ended its process",
     halves: "?",
-    starts_a_process: "Error: starts_a_process took longer than 1 s and was stopped",
+    starts_a_process: "Error: starts_a_process took longer than 0.2 s and was stopped",
 }
 
 
@@ -112,15 +112,15 @@ class Hostile(Box):
         return (*HOSTILE, changes)
 
 
-def ask(name: str, **arguments: Any) -> ToolAnswer:
-    content = write_call(name, arguments).removeprefix("<tool_call>").removesuffix("</tool_call>")
-    return answer_call(read_tools(Hostile().tools()), LIMITS, BoxState(1), content, 7)
+def ask(name: str, limits: ToolLimits = LIMITS) -> ToolAnswer:
+    content = write_call(name, {}).removeprefix("<tool_call>").removesuffix("</tool_call>")
+    return answer_call(read_tools(Hostile().tools()), limits, BoxState(1), content, 7)
 
 
 @pytest.mark.parametrize("function", HOSTILE, ids=lambda function: function.__name__)
 def test_a_hostile_tool_gives_one_text_in_time(function):
     begin = time.monotonic()
-    answer = ask(function.__name__)
+    answer = ask(function.__name__, SHORT if "longer" in HOSTILE[function] else LIMITS)
     assert time.monotonic() - begin < MOST
     assert answer.text.startswith(HOSTILE[function])
     assert answer.failed is HOSTILE[function].startswith("Error")

@@ -71,7 +71,7 @@ def later() -> None:
 
 
 @pytest.mark.e2e
-def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub, tmp_path):
+def test_a_run_records_the_commit_and_uses_it_when_it_goes_on(hub, no_pictures, tmp_path):
     done = call("train", "kuhn_poker", "--model.path=lab/tiny", *TINY)
     assert done.exit_code == 0, done.stderr
     first, second, third = done.stderr.splitlines()[:3]
@@ -99,6 +99,7 @@ model add lab/tiny | asking the model hub for lab/tiny
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("row", NAMED.strip().splitlines())
 def test_a_name_of_the_hub_works_where_a_model_is_named(row, hub):
     words, shown = row.split(" | ")

@@ -242,7 +242,7 @@ def test_figures_are_given_for_every_world(whole):
 
 
 @pytest.mark.e2e
-def test_viewer_and_report_show_every_world(whole):
+def test_viewer_and_report_show_every_world(whole, no_pictures):
     (panel,) = describe_run(whole)["panels"]
     assert [one["world"] for one in panel["worlds"]] == list(THREE)
     assert panel["worlds"][1]["stages"][0]["overall"]["tasks"] == 2

@@ -277,12 +277,16 @@ def test_a_model_that_fails_in_the_engine_or_the_learner_is_one_message(kind, fo
     assert (done.exit_code, f"does not work with {user}" in done.output) == (2, True), done.output
 
 
+@pytest.fixture(scope="module")
+def embedded():
+    return load_model(EMBEDDED, "float32", "cpu")
+
+
 @pytest.fixture
-def adapters(tmp_path):
-    model = load_model(EMBEDDED, "float32", "cpu")
+def adapters(tmp_path, embedded):
     masters = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+    for name, layer in embedded.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not embedded.get_output_embeddings():
             masters[f"{name}.lora_A.weight"] = torch.zeros(2, layer.in_features)
             masters[f"{name}.lora_B.weight"] = torch.zeros(layer.out_features, 2)
     save_adapters(tmp_path / "adapters", masters, rank=2, alpha=4.0, base="embedded")
@@ -305,10 +309,10 @@ def test_sound_adapters_are_merged(adapters):
     ],
     ids=str,
 )
-def test_an_impossible_adapter_config_is_one_message(fields, adapters):
+def test_an_impossible_adapter_config_is_one_message(fields, adapters, embedded):
     change(adapters / "adapter_config.json", **fields)
     with pytest.raises(ValueError, match="is not the config of plain LoRA adapters"):
-        merge_adapters(load_model(EMBEDDED, "float32", "cpu"), adapters)
+        merge_adapters(embedded, adapters)
 
 
 @pytest.mark.parametrize("base", [None, 7, "", ["embedded"]])
@@ -318,8 +322,10 @@ def test_adapters_without_a_base_model_are_one_message(base, adapters):
         load_model(adapters, "float32", "cpu")
 
 
-def test_adapters_of_another_shape_are_refused_before_their_weights_are_read(adapters, monkeypatch):
+def test_adapters_of_another_shape_are_refused_before_their_weights_are_read(
+    adapters, embedded, monkeypatch
+):
     monkeypatch.setattr("mage.models.adapters.load_file", lambda path: pytest.fail("read"))
     change(adapters / "adapter_config.json", r=3)
     with pytest.raises(ValueError, match="do not match the linear layers"):
-        merge_adapters(load_model(EMBEDDED, "float32", "cpu"), adapters)
+        merge_adapters(embedded, adapters)

@@ -365,6 +365,7 @@ def test_temporary_folders_of_killed_processes_are_deleted_and_others_stay(tmp_p
     assert (tmp_path / ".model-old" / "new").is_dir()
 
 
+@pytest.mark.e2e
 def test_a_kill_before_any_operation_of_a_replacement_keeps_the_old_model_or_the_new_one(tmp_path):
     place, numbers, found = tmp_path / "models" / "mine", itertools.count(1), set()
     write_folder(place, "old")

@@ -16,7 +16,7 @@ SMALL = [
     *("--run.updates=1", "--run.evaluate_every=0", "--run.move_probabilities=false"),
     *("--play.groups=1", "--play.members=2", "--warmup.steps=1", "--warmup.batch=2"),
     *("--warmup.turns=4", "--evaluate.size=2", "--evaluate.final_size=2"),
-    "--environments.max_turns=2",
+    *("--environments.max_turns=2", "--evaluate.before=false"),
 ]
 # The first has hidden cards, the second simultaneous moves.
 GAMES = ("leduc_poker", "goofspiel(num_cards=4)", "liars_dice", "connect_four", "blotto(coins=5)")

@@ -14,6 +14,7 @@ TINY = (
     *("--run.updates=1", "--run.workers=1", "--run.evaluate_every=0", "--run.save_every=1"),
     *("--play.groups=1", "--evaluate.episodes=3", "--run.move_probabilities=false"),
     *("--evaluate.size=2", "--evaluate.final_size=4", "--engines.slots=64"),
+    "--evaluate.before=false",
 )
 
 

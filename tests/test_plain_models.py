@@ -51,7 +51,7 @@ def replies(model: Any) -> list[Completion]:
     prompts = [tuple(range(20, 20 + length)) for length in (3, 17, 17, 30)]
 
     async def ask(number: int, prompt: tuple[int, ...]) -> Completion:
-        return await engine.sample(Request(prompt, 12, seed=number, temperature=0.8))
+        return await engine.sample(Request(prompt, 6, seed=number, temperature=0.8))
 
     return run(ask(number, prompt) for number, prompt in enumerate(prompts))
 

@@ -192,6 +192,7 @@ def test_replies_are_in_order_among_the_moves():
 # --- Unfinished runs
 
 
+@pytest.mark.e2e
 def test_an_empty_run_gets_a_report(tmp_path, kuhn_tables):
     folder = RunFolder.create(tmp_path / "run", build_recipe(kuhn_tables))
     assert all(path.is_file() for path in write_report(folder))

@@ -17,7 +17,7 @@ KEPT = [one for one in FOLDERS if not any(one in other.parents for other in FOLD
 
 
 @pytest.mark.e2e
-def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path):
+def test_the_results_of_a_run_are_kept_without_its_weights(tmp_path, no_pictures):
     folder = make_run(tmp_path / "one")
     (folder.checkpoints / "model.safetensors").write_bytes(b"weights")
     keep = runpy.run_path(str(SCRIPTS / "keep_results.py"))["keep"]

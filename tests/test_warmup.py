@@ -311,7 +311,7 @@ def test_a_recipe_with_a_warmup_section_can_be_trained(kuhn_tables):
 
 
 @pytest.mark.e2e
-def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path):
+def test_training_can_start_with_a_warmup_and_keeps_its_adapters(tmp_path, no_pictures):
     few = (
         *("--play.groups=2", "--play.members=2", "--run.updates=1", "--run.workers=1"),
         *("--evaluate.size=4", "--evaluate.final_size=4", "--engines.slots=32"),

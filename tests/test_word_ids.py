@@ -57,7 +57,7 @@ def test_the_ids_of_words_are_the_ids_of_the_text(name):
     assert cuts_words(tokenizer)
     encode = encode_words(tokenizer)
 
-    @settings(max_examples=100)
+    @settings(max_examples=60)
     @given(st.lists(st.one_of(WORDS, st.text(max_size=4)), max_size=24).map("".join))
     @example(TEXTS[0])
     @example(TEXTS[1])

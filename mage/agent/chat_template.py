@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
+from jinja2 import Template
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -56,16 +58,21 @@ def render_template(template: str, values: dict[str, Any]) -> str:
 
 
 def _pieces(template: str, values: dict[str, Any]) -> Iterator[str]:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
     length = 0
-    for piece in environment.from_string(template).generate(**values):
+    for piece in _compile(template).generate(**values):
         length += len(piece)
         if length > LONGEST:
             raise UserError(f"the text of the chat template has more than {LONGEST:,} characters")
         yield piece
+
+
+@lru_cache(maxsize=8)  # the reader of a chat renders its template several times
+def _compile(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    return environment.from_string(template)
 
 
 def _to_json(value: Any, **layout: Any) -> str:

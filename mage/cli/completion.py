@@ -6,6 +6,7 @@ What a word may be follows from its metavar in the help, so a new command needs 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class Word:
     help: str | None = None
 
 
+@cache  # once for each command, which is looked up several times
 def add_completion(command: Any) -> Any:
     """Let the shell complete the words of a command."""
     for param in command.params:

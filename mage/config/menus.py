@@ -392,6 +392,7 @@ def keeps_state(estimate: Callable[..., Any]) -> bool:
     return "state" in inspect.signature(estimate).parameters
 
 
+@cache
 def options_model(function: Callable[..., Any], *, required: bool) -> type[BaseModel]:
     """Keyword-only arguments as a model.
 

@@ -51,6 +51,21 @@ def plain_type(text: str) -> Any:
     return pyspiel.load_game(text).get_type()
 
 
+@cache
+def _check_game(text: str) -> None:
+    """UserError unless two players can play the game in turns as text."""
+    known = pyspiel.registered_names()
+    if text.split("(")[0] not in known:
+        raise UserError(f"OpenSpiel has no game {text!r}; it has {', '.join(sorted(known))}")
+    game_type = load_game(text).get_type()
+    if game_type.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
+        raise UserError(f"{text!r} cannot be played in turns")
+    if not (game_type.provides_observation_string or game_type.provides_information_state_string):
+        raise UserError(f"{text!r} cannot print its state")
+    if load_game(text).num_players() != 2:
+        raise UserError(f"{text!r} is not a game for two players")
+
+
 class OpenSpielState(State):
     """Wraps a pyspiel state. A game with its own words overrides the methods below."""
 
@@ -137,18 +152,7 @@ class OpenSpiel(Environment):
     @field_validator("game")
     @classmethod
     def _is_playable(cls, text: str) -> str:
-        known = pyspiel.registered_names()
-        if text.split("(")[0] not in known:
-            raise UserError(f"OpenSpiel has no game {text!r}; it has {', '.join(sorted(known))}")
-        game_type = load_game(text).get_type()
-        if game_type.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
-            raise UserError(f"{text!r} cannot be played in turns")
-        if not (
-            game_type.provides_observation_string or game_type.provides_information_state_string
-        ):
-            raise UserError(f"{text!r} cannot print its state")
-        if load_game(text).num_players() != 2:
-            raise UserError(f"{text!r} is not a game for two players")
+        _check_game(text)
         return text
 
     def spiel_game(self) -> str:
