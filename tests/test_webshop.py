@@ -44,6 +44,42 @@ def test_it_keeps_the_contract(environment):
     assert check(environment, games=5) == []
 
 
+def test_the_shopper_buys_the_first_result_that_has_every_option_at_the_price():
+    shop = WebShop(products=300, test_goals=100, dev_goals=100, expert="shopper", max_turns=40)
+    returned = 0
+    for seed in range(80):
+        state, opened = shop.for_split("test").start(seed), list[str]()
+        while (move := state.expert()) is not None:
+            state.apply(move)
+            if state.page == "item" and state.asin not in opened:
+                opened.append(state.asin)
+        hits = state.catalogue.search(state.words, 50)
+        assert tuple(opened) == hits[: len(opened)], "results are opened in order"
+        products = [state.catalogue.find(asin) for asin in opened]
+        fits = [
+            all(value in product.options.get(name, ()) for name, value in state.goal.options)
+            and product.price <= state.goal.price_upper
+            for product in products
+        ]
+        assert fits == [False] * (len(fits) - 1) + [True]
+        assert state.asin == opened[-1]
+        returned += len(opened) > 1
+    assert returned >= 3, "some first results do not fit"
+
+
+def test_the_shopper_buys_something_before_its_turns_end():
+    shop = WebShop(products=300, test_goals=100, dev_goals=100, expert="shopper", max_turns=6)
+    for seed in range(40):
+        state = shop.for_split("test").start(seed)
+        while (move := state.expert()) is not None:
+            state.apply(move)
+        assert len(state.steps) <= 6 or len(state.goal.options) > 3
+
+
+def test_the_expert_of_the_demonstrations_does_not_change_the_tasks():
+    assert SHOP.digest() == SHOP.model_copy(update={"expert": "shopper"}).digest()
+
+
 @pytest.mark.parametrize(
     "environment",
     [SHOP, SHORT, WebShop(products=300, goals="human", test_goals=50, dev_goals=20)],

@@ -39,7 +39,7 @@ class WebShop(SingleAgentEnvironment):
     name: ClassVar[str] = "webshop"
     presentation: ClassVar[tuple[str, ...]] = (
         *("observation", "page_limit", "long_page_limit", "list_actions"),
-        *("recap_limit", "score_parts", "pay"),
+        *("recap_limit", "score_parts", "pay", "expert"),
     )
     settled: ClassVar[Mapping[str, Any]] = {"catalogue_seed": 0, "draw": "evenly"}
 
@@ -114,6 +114,12 @@ class WebShop(SingleAgentEnvironment):
         "solved",
         description="reward of an episode = scale x (score == 1), as published, or scale x score",
     )
+    expert: Literal["goal", "shopper"] = Field(
+        "goal",
+        description="expert of a supervised start: goal = opens the product that is meant; "
+        "shopper = knows only what the pages say: opens results in order, goes back if an option "
+        "is missing or the price too high, and buys the first product that fits",
+    )
     tagger: Tagger = Field(
         "auto",
         validate_default=True,
@@ -150,7 +156,10 @@ class WebShop(SingleAgentEnvironment):
     def start(self, seed: int) -> WebShopState:
         limit = (self.long_page_limit if self._split == "ood" else self.page_limit) or NO_LIMIT
         tagger: Literal["spacy", "bundled"] = "spacy" if self.tagger == "spacy" else "bundled"
-        names = ("observation", "per_page", "list_actions", "recap_limit", "anchor", "score_parts")
+        names = (
+            *("observation", "per_page", "list_actions", "recap_limit", "anchor", "score_parts"),
+            *("expert", "max_turns"),
+        )
         view = ShopView(limit, tagger, **{name: getattr(self, name) for name in names})
         return WebShopState(view, self.catalogue(), self.goal(seed))
 

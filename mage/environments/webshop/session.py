@@ -45,6 +45,8 @@ class ShopView:
     recap_limit: int
     anchor: Literal["state", "text"]
     score_parts: bool
+    expert: Literal["goal", "shopper"]
+    max_turns: int
 
 
 class WebShopState(State):
@@ -128,6 +130,8 @@ class WebShopState(State):
         """Search for the goal's product, open it, choose the options, buy it."""
         if self.page == "done":
             return None
+        if self.view.expert == "shopper":
+            return self._shop()
         if self.asin == self.goal.asin and self.page != "results":
             return f"click[{_word(self._next_on_item())}]"
         if self.page == "results" and (step := self._next_on_results()):
@@ -280,6 +284,33 @@ class WebShopState(State):
             if len(missing) == len(values) and missing and missing[0] in self.clickables():
                 return missing[0]
         return pages.BUY.lower()
+
+    def _shop(self) -> str:
+        """The next action of a shopper, who knows only what the pages say.
+
+        It opens the results in order, goes back from a product that lacks an option or costs too
+        much, and buys the first that fits; with few turns left, whatever product is open.
+        """
+        if self.page == "search":
+            return f"search[{self._queries[0]}]"
+        if self.page == "results":
+            unopened = [asin for asin in self._shown() if asin not in self.seen]
+            return f"click[{_word((unopened or [pages.NEXT])[0].lower())}]"
+        left = self.view.max_turns - len(self.steps)
+        another = 3 + len(self.goal.options)  # go back, open, choose, buy
+        if self.page == "item" and not self._fits() and left >= another:
+            return f"click[{_word(pages.PREVIOUS.lower())}]"
+        return f"click[{_word(self._next_on_item())}]"
+
+    def _fits(self) -> bool:
+        """Whether the open product has all options that are asked for, at the price."""
+        product = self._product()
+        values = {value for values in product.options.values() for value in values}
+        asked = (
+            option[1] in values if isinstance(option, tuple) else bool(_meant(option, product))
+            for option in self.goal.options
+        )
+        return all(asked) and product.price <= self.goal.price_upper
 
     def _next_on_results(self) -> str | None:
         hits, size = self._hits(), self.view.per_page
