@@ -136,7 +136,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float
         )
     # The gradient of a key head is summed over all queries of all its query heads in sequence, and
     # the first keys of a trie have the most. With a copy of the keys for each query head, these
-    # longest sums, which delay the whole kernel, are shorter by the number of copies.
+    # longest sums are shorter by the number of copies (docs/performance.md: not measured apart).
     repeats = query.shape[1] // key.shape[1]
     keys, values = (_repeat(heads, repeats) for heads in (key, value))
     found: Any = flex_attention(query, keys, values, block_mask=mask, scale=scaling)
