@@ -38,7 +38,7 @@ class Scale:
     by_part: Mapping[str, str] = field(default_factory=dict)
     by_both: Mapping[tuple[str, str], str] = field(default_factory=dict)
     reflecting: str = ""
-    without: tuple[str, ...] = ()  # tables whose arms would be equal
+    without: tuple[str, ...] = ()  # tables that are refused
     pace: Mapping[str, Pace] = field(default_factory=dict)
 
     def base_of(self, world: str) -> str:
@@ -118,7 +118,7 @@ SCALES: Mapping[Name, Scale] = {
             ("tic_tac_toe", "cumulative"): "--returns.episode_discount=0.3",
             ("tic_tac_toe", "differential"): "--returns.episode_discount=0.3",
         },
-        without=("anchor", "published"),  # all arms have local anchors
+        without=("anchor", "published"),  # they need global anchors
     ),
     "paper": Scale(
         base="paper_{}",
