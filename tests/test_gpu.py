@@ -15,6 +15,7 @@ import pytest
 import test_drafts
 import test_learner
 import test_loss
+import test_products
 import torch
 from int8_toys import KINDS, answer
 from learn_toys import make_model, make_sample
@@ -405,6 +406,43 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
         difference = found["trie"][name] - gradient
         assert 0 < gradient.norm() < float("inf")
         assert difference.norm() <= tolerance * gradient.norm(), name
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+def test_products_of_few_rows_compute_what_the_plain_versions_do(dtype, tolerance):
+    test_products.compare_products("cuda", dtype, tolerance)
+
+
+@pytest.mark.parametrize("cache", ["model", "int8"])
+def test_kernels_that_overlap_give_the_results_of_separate_ones(cache, monkeypatch):
+    int8_toys.allow_small_models(monkeypatch)
+    model = int8_toys.make_model("qwen3", "cuda", torch.bfloat16)
+    requests = int8_toys.make_requests((64, 100, 300), 16, 60)
+    replies = []
+    for overlap in (True, True, False):
+        if not overlap:  # `kernels.overlaps` also says which products have kernels of ours
+            monkeypatch.setattr("mage.engines.gpu.attend_kernels.overlaps", lambda device: False)
+            monkeypatch.setattr("mage.engines.gpu.product_kernels.overlaps", lambda device: False)
+        found = answer(int8_toys.make_engine(model, cache), requests)
+        replies.append([(one.token_ids, one.logprobs) for one in found])
+    assert replies[0] == replies[1] == replies[2]
+
+
+def test_half_precision_replies_have_the_logprobs_of_float32():
+    """Over 4,000 tokens: products in pieces, rounded sums and overlapping kernels change little."""
+    model = int8_toys.make_model("qwen3", "cuda", torch.bfloat16)
+    wide = int8_toys.make_model("qwen3", "cuda", torch.float32)
+    requests = int8_toys.make_requests((64, 256), 16, 128)
+    replies = answer(int8_toys.make_engine(model, "model", slots=32), requests)
+    gaps = []
+    for request, reply in zip(requests, replies, strict=True):
+        ids = torch.tensor([(*request.prompt_ids, *reply.token_ids)], device="cuda")
+        with torch.no_grad():
+            logprobs = wide(ids).logits[0].log_softmax(-1)
+        start, stop = len(request.prompt_ids) - 1, ids.shape[1] - 1
+        own = logprobs[start:stop].gather(1, ids[0, start + 1 :, None])[:, 0]
+        gaps.append((own.cpu() - torch.tensor(reply.logprobs)).abs().mean())
+    assert torch.stack(gaps).mean() < 0.05
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])

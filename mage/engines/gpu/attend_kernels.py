@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mage.engines.gpu.int8_kernels import blocks_int8, decode_int8, in_words
+from mage.engines.gpu.overlap import fetch, gdc_launch_dependents, gdc_wait, overlaps
 from mage.engines.gpu.state import DECODE, PREFILL, Blocks, Tuning
 from mage.engines.pool import BLOCK, Scales
 
@@ -44,21 +45,25 @@ def attend_decode(
     sums = query.new_empty(splits, *query.shape[:2], dtype=torch.float32) if splits > 1 else query
     together = heads // kv_heads
     lines = max(16, triton.next_power_of_2(width * together))
-    sizes = heads, together, lines, size, BLOCK, splits, width
+    early = overlaps(query.device)
+    sizes = heads, together, lines, size, BLOCK, splits, width, early
     if scales is None:
         _attend_decode[(rows, kv_heads, splits)](
             query, keys, values, slots, filled, shared, out, parts, sums,
             keys.stride(0), keys.stride(1), scaling, rows, keys.shape[1],
-            *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
+            *sizes, num_warps=tuning.warps, num_stages=tuning.stages, launch_pdl=early,
         )  # fmt: skip
     else:
         decode_int8[(rows, kv_heads, splits)](
             query, slots, filled, shared, out, parts, sums, scaling, rows, keys.shape[1],
             *in_words(keys, values, scales),
-            *sizes, scales.bias.shape[-1], num_warps=tuning.warps, num_stages=tuning.stages,
+            *sizes, scales.bias.shape[-1],
+            num_warps=tuning.warps, num_stages=tuning.stages, launch_pdl=early,
         )  # fmt: skip
     if splits > 1:
-        _join[(len(query), heads)](parts, sums, out, len(query), heads, size, splits, num_warps=1)
+        _join[(len(query), heads)](
+            parts, sums, out, len(query), heads, size, splits, early, num_warps=1, launch_pdl=early
+        )
     return out
 
 
@@ -82,7 +87,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     query, keys, values, slots, filled, shared, out, parts, sums,
     slot_stride, position_stride, scaling, rows, capacity,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
@@ -96,6 +101,14 @@ def _attend_decode(  # type: ignore[no-untyped-def]
         drafted = tl.minimum(length + WIDTH - 1, capacity)
         end = tl.where((start < length) & (end == length), drafted, end)
     member, channel, place = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, BLOCK)
+    if EARLY:
+        gdc_launch_dependents()
+        owner = tl.where(start < common, first, slot)
+        if start < end:  # all keys of the first block but the newest one are there
+            at = owner * slot_stride + (start + place) * position_stride + kv_head * SIZE
+            fetch(keys + at, SIZE)
+            fetch(values + at, SIZE)
+        gdc_wait()
     token = member // TOGETHER
     line = (row * WIDTH + token) * HEADS + kv_head * TOGETHER + member % TOGETHER
     real = (token < WIDTH)[:, None]
@@ -136,8 +149,12 @@ def _attend_decode(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _join(  # type: ignore[no-untyped-def]
-    parts, sums, out, rows, HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr
-):
+    parts, sums, out, rows,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
     channel, split = tl.arange(0, SIZE), tl.arange(0, SPLITS)
     line = (split * rows + row) * HEADS + head

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, int16, int32
 
+from mage.engines.gpu.overlap import fetch, gdc_launch_dependents, gdc_wait
 from mage.engines.pool import Scales
 
 _LOG2 = tl.constexpr(1.4426950408889634)
@@ -89,7 +90,8 @@ def decode_int8(  # type: ignore[no-untyped-def]
     keys, values, scales, channels, bias,
     slot_stride, position_stride, own_stride, head_stride, bias_stride,
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, BIASED: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+    BIASED: tl.constexpr,
 ):  # fmt: skip
     """`attend_decode` of one sequence, key head and split."""
     factor = scaling * _LOG2
@@ -106,6 +108,14 @@ def decode_int8(  # type: ignore[no-untyped-def]
         end = tl.where((start < length) & (end == length), drafted, end)
     member, channel, place = tl.arange(0, PADDED), tl.arange(0, SIZE), tl.arange(0, BLOCK)
     word = tl.arange(0, SIZE // 2)
+    if EARLY:
+        gdc_launch_dependents()
+        owner = tl.where(start < common, first, slot)
+        if start < end:  # all keys of the first block but the newest one are there
+            at = owner * slot_stride + (start + place) * position_stride + kv_head * (SIZE // 2)
+            fetch(keys + at, SIZE // 2)
+            fetch(values + at, SIZE // 2)
+        gdc_wait()
     token = member // TOGETHER
     line = (row * WIDTH + token) * HEADS + kv_head * TOGETHER + member % TOGETHER
     real = (token < WIDTH)[:, None]

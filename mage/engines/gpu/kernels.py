@@ -9,22 +9,61 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import linear
 
 from mage.engines.gpu.attend_kernels import attend_blocks, attend_decode
 from mage.engines.gpu.draft_kernels import accept, draft
+from mage.engines.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
+from mage.engines.gpu.product_kernels import add_norm, product
 from mage.engines.gpu.sampling_kernels import choose
+from mage.engines.gpu.state import Tiles, tiles_for
 from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 
 __all__ = [
     "accept",
+    "add_project_norm",
     "attend_blocks",
     "attend_decode",
     "choose",
     "draft",
     "gated",
+    "project",
+    "project_gated",
     "rms_norm",
     "rotate_and_store",
 ]
+
+
+def project(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer: rows @ weight^T + bias."""
+    tiles = _tiles(rows, len(weight), bias=None)
+    return linear(rows, weight, bias) if tiles is None else product(rows, weight, tiles, bias=bias)
+
+
+def project_gated(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """silu(gate) * up of a linear layer whose outputs are gate and up side by side."""
+    tiles = _tiles(rows, len(weight) // 2, bias, gated=True)
+    if tiles is None:
+        return gated(linear(rows, weight, bias))
+    return product(rows, weight, tiles, gated=True)
+
+
+def add_project_norm(
+    hidden: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, epsilon: float
+) -> Tensor:
+    """Add a linear layer of `rows` to `hidden` in place; returns the norm of the sum."""
+    tiles = _tiles(rows, len(weight), bias, summed=True)
+    if tiles is not None:
+        parts = product(rows, weight, tiles, summed=True)
+        return add_norm(hidden, parts, norm, epsilon)
+    hidden.addmm_(rows, weight.t())  # in place: `addmm` would first copy `hidden`
+    return rms_norm(hidden if bias is None else hidden.add_(bias), norm, epsilon)
+
+
+def _tiles(rows: Tensor, words: int, bias: Tensor | None, **kind: bool) -> Tiles | None:
+    """How a kernel of ours divides a product; None: cuBLAS computes it."""
+    ours = overlaps(rows.device) and rows.dtype != torch.float32 and bias is None
+    return tiles_for(len(rows), words, rows.shape[1], **kind) if ours else None
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -86,13 +125,15 @@ def rotate_and_store(
     kv_heads = keys.shape[2]
     query = together.new_empty(rows, heads, size)
     query_norm, key_norm = norms or (together, together)
+    early = overlaps(together.device)
     _rotate_and_store[(rows,)](
         together, query, *rope, query_norm, key_norm, slots, positions, keys, values,
         keys.stride(0), keys.stride(1), epsilon,
         *((query, 0, 0) if scales is None else (scales.pairs, *scales.pairs.stride()[:2])),
         heads, kv_heads, size,
         triton.next_power_of_2(total), triton.next_power_of_2(size), norms is not None,
-        scales is not None, LARGEST, SMALLEST, ZERO, num_warps=warps if scales is None else 8,
+        scales is not None, LARGEST, SMALLEST, ZERO, early,
+        num_warps=warps if scales is None else 8, launch_pdl=early,
     )  # fmt: skip
     return query
 
@@ -103,8 +144,11 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     slot_stride, position_stride, epsilon, scales, own_stride, head_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr, NORMED: tl.constexpr, SMALL: tl.constexpr, LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr, ZERO: tl.constexpr,
+    SMALLEST: tl.constexpr, ZERO: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = SIZE // 2
     channel, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)[:, None]

@@ -21,6 +21,38 @@ class Tuning(NamedTuple):
     programs: int = 512
 
 
+class Tiles(NamedTuple):
+    """How a matrix product of few rows divides its work.
+
+    A program computes `words` outputs for all rows, from one of `splits` parts of the inputs, in
+    steps of `depth` inputs. `ahead`: steps whose weights are asked for before the inputs are ready.
+    """
+
+    words: int
+    depth: int
+    splits: int = 1
+    warps: int = 4
+    stages: int = 5
+    ahead: int = 1
+
+
+def tiles_for(
+    rows: int, words: int, depth: int, *, gated: bool = False, summed: bool = False
+) -> Tiles | None:
+    """How to divide a product of `rows` with weights [words, depth]; None where cuBLAS is better.
+
+    Found on an H200 with Qwen3-4B's and Qwen2.5-1.5B's shapes. `gated`: two products of the same
+    inputs. `summed`: parts of the inputs may be summed later, so that all multiprocessors work.
+    """
+    if rows > 128 or words % 64 or depth % 64 or (rows > 64 and not summed):
+        return None
+    step = 128 if depth % 128 == 0 else 64
+    if gated and rows > 16:
+        return Tiles(32, step, stages=3)
+    splits = max(1, min(round(120 * 64 / words), depth // step // 2)) if summed else 1
+    return Tiles(64, step, splits, stages=5 if rows <= 64 else 4)
+
+
 DECODE = Tuning(lines=16, keys=BLOCK)
 PREFILL = Tuning(lines=128, warps=8)
 

@@ -128,23 +128,26 @@ class PlainDecoder:
         ops = self.ops
         assert ops is not None, "the device loop brings its operations"
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
+        norms = [layer.before_attention for layer in self.layers] + [self.backbone.norm.weight]
+        normed: torch.Tensor = ops.rms_norm(hidden, norms[0], self.epsilon)
         for index, layer in enumerate(self.layers):
-            together = linear(
-                ops.rms_norm(hidden, layer.before_attention, self.epsilon),
-                layer.qkv,
-                self.biases[index],
-            ).view(len(ids), -1, self.size)
+            together = ops.project(normed, layer.qkv, self.biases[index])
             found = places.mix(
-                index, together, self.heads, self.rope, layer.norms, self.epsilon, self.scaling
+                index,
+                together.view(len(ids), -1, self.size),
+                self.heads,
+                self.rope,
+                layer.norms,
+                self.epsilon,
+                self.scaling,
+            ).reshape(len(ids), -1)
+            normed = ops.add_project_norm(
+                hidden, found, layer.out, layer.out_bias, layer.before_mlp, self.epsilon
             )
-            hidden = _add_product(hidden, found.reshape(len(ids), -1), layer.out, layer.out_bias)
-            wide = linear(
-                ops.rms_norm(hidden, layer.before_mlp, self.epsilon),
-                layer.gate_up,
-                layer.gate_up_bias,
+            wide = ops.project_gated(normed, layer.gate_up, layer.gate_up_bias)
+            normed = ops.add_project_norm(
+                hidden, wide, layer.down, layer.down_bias, norms[index + 1], self.epsilon
             )
-            hidden = _add_product(hidden, ops.gated(wide), layer.down, layer.down_bias)
-        normed: torch.Tensor = ops.rms_norm(hidden, self.backbone.norm.weight, self.epsilon)
         return normed
 
 

@@ -1,0 +1,41 @@
+"""Kernels of a decode step that start while the one before still runs. CUDA only.
+
+Between two kernels the memory would idle: the next one starts when the last program of the one
+before has ended, and its first loads take a microsecond. With programmatic dependent launch it
+starts as soon as all programs of the one before have started. It asks for weights or keys that no
+kernel of the step writes, and then waits until the one before has ended. A kernel with EARLY reads
+nothing else and writes nothing before `gdc_wait`, so the order of all reads and writes stays that
+of separate kernels, and so do the results.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_LINE = tl.constexpr(128)  # bytes that one request brings
+
+__all__ = ["fetch", "gdc_launch_dependents", "gdc_wait", "overlaps"]
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    """Whether the kernels do so: on Hopper, where this was measured."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@triton.jit
+def fetch(starts, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bring COUNT numbers from each of the addresses [n] on into the cache of the GPU (L2)."""
+    line: tl.constexpr = _LINE * 8 // starts.dtype.element_ty.primitive_bitwidth
+    lines: tl.constexpr = (COUNT + line - 1) // line
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [starts[:, None] + line * tl.arange(0, lines)[None, :]],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -1,0 +1,88 @@
+"""Linear layers of a decode step: the kernels of the device loop and their plain versions.
+
+tests/test_gpu.py has the same for the kernels; TRITON_INTERPRET=1 runs them here, where Triton is
+installed.
+"""
+
+import os
+from importlib import import_module
+
+import pytest
+import torch
+
+from mage.engines.gpu import reference_ops as ops
+from mage.engines.gpu.state import Tiles, tiles_for
+
+
+def compare_products(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    """The kernels with several ways to divide the work, numbers of rows, and depths."""
+    kernels = import_module("mage.engines.gpu.product_kernels")
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    def close(one: torch.Tensor, other: torch.Tensor) -> None:
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+    for count, depth in ((1, 128), (3, 256), (16, 512), (20, 256), (64, 384), (128, 128)):
+        rows, bias, hidden, norm = draw(count, depth), draw(128), draw(count, 128), draw(128)
+        weight, wide = draw(128, depth) / depth**0.5, draw(256, depth) / depth**0.5
+        for words, step, splits in ((64, 64, 2), (128, 128, 1), (64, 128, 1)):
+            tiles = Tiles(words, step, splits, 4, 3)
+            once = tiles._replace(splits=1)
+            close(kernels.product(rows, weight, once), ops.project(rows, weight, None))
+            biased = kernels.product(rows, weight, once, bias=bias)
+            close(biased, ops.project(rows, weight, bias))
+            gated = kernels.product(rows, wide, once, gated=True)
+            close(gated, ops.project_gated(rows, wide, None))
+            own, other = hidden.clone(), hidden.clone()
+            parts = kernels.product(rows, weight, tiles, summed=True)
+            assert parts.dtype == torch.float32
+            found = kernels.add_norm(own, parts, norm, 1e-6)
+            close(found, ops.add_project_norm(other, rows, weight, None, norm, 1e-6))
+            close(own, other)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+def test_the_interpreted_kernels_compute_what_the_plain_versions_do():
+    pytest.importorskip("triton")
+    compare_products("cpu", torch.float32, 1e-4)
+
+
+SHARED_MEMORY = 227 * 1024  # of a multiprocessor of an H200
+
+
+@pytest.mark.parametrize(("gated", "summed"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("words", [128, 576, 1536, 2560, 6144, 9728, 151_936])
+@pytest.mark.parametrize("depth", [64, 576, 2560, 9728])
+def test_tiles_divide_a_product_and_fit_into_a_multiprocessor(words, depth, gated, summed):
+    assert tiles_for(129, words, depth, gated=gated, summed=summed) is None
+    assert tiles_for(4, words, 100) is None, "100 inputs cannot be divided"
+    for rows in (1, 16, 17, 64, 100, 128):
+        tiles = tiles_for(rows, words, depth, gated=gated, summed=summed)
+        if tiles is None:
+            assert rows > 64
+            assert not summed
+            continue
+        assert words % tiles.words == depth % tiles.depth == 0
+        assert 1 <= tiles.splits <= (depth // tiles.depth if summed else 1)
+        padded = max(16, 2 ** (rows - 1).bit_length())
+        lines = tiles.words * (2 if gated else 1) + padded
+        assert tiles.stages * lines * tiles.depth * 2 <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_plain_versions_are_the_layers_of_the_modules(biased):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 4, bias=biased).requires_grad_(False)
+    norm = torch.nn.RMSNorm(4, eps=1e-6).requires_grad_(False)
+    rows, hidden, bias = torch.randn(3, 6), torch.randn(3, 4), layer.bias
+    torch.testing.assert_close(ops.project(rows, layer.weight, bias), layer(rows))
+    gate, up = layer(rows).chunk(2, -1)
+    gated = ops.project_gated(rows, layer.weight, bias)
+    torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up)
+    wanted = hidden + layer(rows)
+    found = ops.add_project_norm(hidden, rows, layer.weight, bias, norm.weight, 1e-6)
+    torch.testing.assert_close(hidden, wanted)
+    torch.testing.assert_close(found, norm(wanted))
