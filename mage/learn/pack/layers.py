@@ -106,17 +106,19 @@ def _layer(
     qkv_bias = None if weights.qkv_bias is None else torch.cat(weights.qkv_bias)
     normed = _norm(hidden, weights.before_attention, sizes.epsilon)
     qkv = project(normed, weights.qkv, qkv_bias, factors and factors.qkv)
-    query, key, value = (  # [T, (heads + 2 kv_heads) D] -> [heads or kv_heads, T, D]
-        qkv.unflatten(1, (heads + 2 * kv_heads, -1))
-        .transpose(0, 1)
-        .split((heads, kv_heads, kv_heads))
-    )
+    query, key, value = qkv.unflatten(1, (heads + 2 * kv_heads, -1)).split(
+        (heads, kv_heads, kv_heads), 1
+    )  # [T, heads or kv_heads, D]
     if weights.norms is not None:
         query = _norm(query, weights.norms[0], sizes.epsilon)
         key = _norm(key, weights.norms[1], sizes.epsilon)
-    query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
-    found = attend(query[None], key[None], value[None], mask, sizes.scaling)
-    flat = found[0].transpose(0, 1).flatten(1)  # [T, heads D]
+    # Transposed last: norms and rotation are then one pass over the output of the product.
+    query, key, value = (
+        part.transpose(0, 1)[None]  # [1, heads or kv_heads, T, D]
+        for part in (_rotate(query, cos, sin), _rotate(key, cos, sin), value)
+    )
+    found = attend(query, key, value, mask, sizes.scaling)
+    flat = found.squeeze(0).transpose(0, 1).flatten(1)  # [T, heads D]
     hidden = hidden + project(flat, (weights.out,), weights.out_bias, factors and factors.out)
     # MLP.
     mlp_bias = None if weights.gate_up_bias is None else torch.cat(weights.gate_up_bias)
@@ -155,7 +157,7 @@ def trie_mask(ends: Tensor) -> Mask:
     token j if it is j or below it.
     """
     if ends.device.type == "cuda":
-        return block_mask(ends)
+        return block_mask(ends.int())  # comparisons of 32 bits take half of the instructions
     line = torch.arange(len(ends), device=ends.device)
     return (line[None] <= line[:, None]) & (line[:, None] < ends[None])
 
@@ -200,5 +202,10 @@ def _norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def _rotate(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rows [T, heads, D] with each half of D mixed with the other, by tables [T, D]."""
     left, right = rows.chunk(2, -1)
-    return rows * cos + torch.cat((-right, left), -1) * sin
+    (cos_left, cos_right), (sin_left, sin_right) = (
+        table[:, None].chunk(2, -1) for table in (cos, sin)
+    )
+    mixed = left * cos_left - right * sin_left, right * cos_right + left * sin_right
+    return torch.stack(mixed, -2).flatten(-2)
