@@ -146,6 +146,30 @@ def test_a_win_is_repeated_to_its_end():
         assert state.solved
 
 
+def test_a_share_of_the_copies_of_wins_is_taught_and_all_other_play():
+    world, count = Sokoban(), 60
+    some = [task for task, _ in zip(tasks(world), range(count), strict=False)]
+
+    def taught(**options):
+        script = Script(expert=True, noise=0.3, **options)
+        found = write_demonstrations(play_setup(world), some, 0, script)
+        copies = {one.turn.prompt_ids for one in found if is_copy(one)}
+        return copies, {one.turn.prompt_ids for one in found} - copies
+
+    def is_copy(one):
+        return one.where.episode > 0 and "You solved the room" in BYTES.decode(one.turn.prompt_ids)
+
+    copies, rest = taught(repeat_wins=True)
+    assert taught(repeat_wins=True, copies=0.0) == (set(), rest)
+    some_copies, same_rest = taught(repeat_wins=True, copies=0.4)
+    assert some_copies < copies
+    assert same_rest == rest
+    assert 0.2 < len(some_copies) / len(copies) < 0.6
+    assert taught(copies=0.0) == taught(), "without repeat_wins there are no copies"
+    with pytest.raises(ConfigError, match=r"warmup\.copies"):
+        load_recipe("sokoban", ["--warmup.play=expert", "--warmup.copies=0.5"])
+
+
 def test_a_won_episode_of_the_models_own_play_labels_the_next_one():
     """The model solves a room with a detour, and then writes `up`.
 

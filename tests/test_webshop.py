@@ -44,36 +44,79 @@ def test_it_keeps_the_contract(environment):
     assert check(environment, games=5) == []
 
 
+def shopper(**changes):
+    options = {"products": 1000, "test_goals": 400, "dev_goals": 100, "max_turns": 40} | changes
+    return WebShop(expert="shopper", **options).for_split("test")
+
+
+def go_shopping(state, turns=40):
+    """The products that the expert opens, in order, in at most `turns` turns."""
+    opened = []
+    while (move := state.expert()) is not None and len(state.steps) < turns:
+        state.apply(move)
+        if state.page == "item" and state.asin not in opened:
+            opened.append(state.asin)
+    return opened
+
+
+def fits(state, asin):
+    product = state.catalogue.find(asin)
+    chosen = all(value in product.options.get(name, ()) for name, value in state.goal.options)
+    return chosen and product.price <= state.goal.price_upper
+
+
 def test_the_shopper_buys_the_first_result_that_has_every_option_at_the_price():
-    shop = WebShop(products=300, test_goals=100, dev_goals=100, expert="shopper", max_turns=40)
-    returned = 0
-    for seed in range(80):
-        state, opened = shop.for_split("test").start(seed), list[str]()
-        while (move := state.expert()) is not None:
-            state.apply(move)
-            if state.page == "item" and state.asin not in opened:
-                opened.append(state.asin)
+    shop, returned, passed_over = shopper(), 0, 0
+    for seed in range(120):
+        state = shop.start(seed)
+        opened = go_shopping(state)
         hits = state.catalogue.search(state.words, 50)
-        assert tuple(opened) == hits[: len(opened)], "results are opened in order"
-        products = [state.catalogue.find(asin) for asin in opened]
-        fits = [
-            all(value in product.options.get(name, ()) for name, value in state.goal.options)
-            and product.price <= state.goal.price_upper
-            for product in products
-        ]
-        assert fits == [False] * (len(fits) - 1) + [True]
+        skipped = [asin for asin in hits[: hits.index(opened[-1])] if asin not in opened]
+        assert sorted(opened, key=hits.index) == opened, "results are opened in order"
+        assert not any(fits(state, asin) for asin in skipped)
+        assert [fits(state, asin) for asin in opened] == [False] * (len(opened) - 1) + [True]
         assert state.asin == opened[-1]
+        assert state.page == "done"
         returned += len(opened) > 1
+        passed_over += len(skipped)
     assert returned >= 3, "some first results do not fit"
+    assert passed_over >= 3, "some results cost too much"
 
 
-def test_the_shopper_buys_something_before_its_turns_end():
-    shop = WebShop(products=300, test_goals=100, dev_goals=100, expert="shopper", max_turns=6)
+def test_the_shopper_buys_nothing_that_does_not_fit():
+    shop = shopper(max_turns=6)
     for seed in range(40):
-        state = shop.for_split("test").start(seed)
-        while (move := state.expert()) is not None:
-            state.apply(move)
-        assert len(state.steps) <= 6 or len(state.goal.options) > 3
+        state = shop.start(seed)
+        go_shopping(state, turns=6)
+        assert state.reward is None or fits(state, state.asin)
+
+
+def test_the_shopper_passes_over_what_past_episodes_have_left_or_bought_in_vain():
+    shop, repaired, lost = shopper(), 0, 0
+    for seed in range(200):
+        first, second = shop.start(seed), shop.start(seed)
+        opened = go_shopping(first)
+        second.remember([first])
+        again = go_shopping(second)
+        assert not set(again) & set(opened[:-1])
+        right = first.scores() == (1.0,)
+        assert (opened[-1] in again) == right, "only a right purchase is made again"
+        lost += not right
+        repaired += not right and second.scores() == (1.0,)
+    assert lost >= 3
+    assert repaired > 0
+
+
+def test_a_wrong_purchase_without_all_options_says_nothing_against_the_product():
+    shop = shopper()
+    state = next(state for state in map(shop.start, range(40)) if state.goal.options)
+    for move in ("search[shoes]", f"click[{state.catalogue.search('shoes', 1)[0].lower()}]"):
+        state.apply(move)
+    state.apply("click[buy now]")
+    later = shop.start(0)
+    later.remember([state])
+    assert state.reward.score < 1
+    assert later.tried == set()
 
 
 def test_the_expert_of_the_demonstrations_does_not_change_the_tasks():

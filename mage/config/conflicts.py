@@ -75,7 +75,7 @@ _NO_REFLECTIONS = "with a memory that asks for no reflections"
 # Section and options, what takes away their effect, and whether they have one.
 _RULES: tuple[tuple[str, str, Callable[[Options], bool]], ...] = (
     (
-        "warmup.noise own_steps own_labels processes repeat_wins",
+        "warmup.noise own_steps own_labels processes repeat_wins copies",
         _RANDOM,
         lambda r: r.warmup.play == "expert",
     ),
@@ -86,6 +86,7 @@ _RULES: tuple[tuple[str, str, Callable[[Options], bool]], ...] = (
         'with environments.restart = "fresh"',
         lambda r: any(world.restart == "same" for world in _worlds(r)),
     ),
+    ("warmup.copies", "while warmup.repeat_wins = false", lambda r: r.warmup.repeat_wins),
     ("run.keep_transcripts", "while run.episodes_every = 0", lambda r: r.run.episodes_every > 0),
     ("agent.fold think_first past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
     (

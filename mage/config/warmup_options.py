@@ -32,6 +32,12 @@ class WarmupOptions(Section):
         description="after a won episode of the same task, teach the moves of that episode "
         "instead of the expert's",
     )
+    copies: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="with repeat_wins: share of the episodes after a won one that are taught",
+    )
     own_steps: int = Field(
         0,
         ge=0,

@@ -89,6 +89,12 @@ class State(ABC):
         """
         return ()
 
+    def remember(self, past: "Sequence[State]") -> None:  # noqa: B027 (most experts need nothing)
+        """Past episodes of the same task, for an expert that uses what a memory tells of them.
+
+        It may be called more than once in an episode, always with the same states.
+        """
+
     def expert(self) -> str | None:
         """The move of the world's expert, if it has one; evaluation reports the expert's score."""
         return None

@@ -117,8 +117,9 @@ class WebShop(SingleAgentEnvironment):
     expert: Literal["goal", "shopper"] = Field(
         "goal",
         description="expert of a supervised start: goal = opens the product that is meant; "
-        "shopper = knows only what the pages say: opens results in order, goes back if an option "
-        "is missing or the price too high, and buys the first product that fits",
+        "shopper = knows only what pages and memory say: opens results in order, goes back if an "
+        "option is missing or the price too high, buys the first product that fits, and passes "
+        "over what it has tried in past episodes",
     )
     tagger: Tagger = Field(
         "auto",

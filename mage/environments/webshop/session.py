@@ -7,6 +7,7 @@ a tag in the agent's reply: click[prev].
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -58,6 +59,9 @@ class WebShopState(State):
         self.words, self.asin = "", ""
         self.options: dict[str, str] = {}
         self.seen: set[str] = set()
+        self.opened: set[str] = set()  # products, in the whole episode
+        self.left: set[str] = set()  # products that were left for the results
+        self.tried: set[str] = set()  # products that were left or bought in vain in past episodes
         self.steps: list[Step] = []
         self.reward: Reward | None = None
 
@@ -138,6 +142,19 @@ class WebShopState(State):
             return f"click[{_word(step)}]"
         return f"search[{self._best_query}]"
 
+    def remember(self, past: Sequence[State]) -> None:
+        """The shopper passes over products that past episodes have tried."""
+        for state in past:
+            assert isinstance(state, WebShopState), "past episodes are of the same world"
+            self.tried |= state.left | state.bought_in_vain()
+
+    def bought_in_vain(self) -> set[str]:
+        """The product of a wrong purchase that had all options: another product is meant."""
+        if self.reward is None or self.reward.score == 1:
+            return set()
+        wanted = {option[1] for option in self.goal.options if isinstance(option, tuple)}
+        return {self.asin} if wanted <= set(self.options.values()) else set()
+
     # --- Pages ---
 
     def pieces(self) -> list[pages.Piece]:
@@ -199,6 +216,7 @@ class WebShopState(State):
         elif self.page == "results":
             self.page, self.asin = "item", value.upper()
             self.seen.add(self.asin)
+            self.opened.add(self.asin)
         elif value in pages.SUB_PAGES:
             self.page = value
         else:  # if two options have this value, WebShop takes the last
@@ -210,6 +228,7 @@ class WebShopState(State):
         if self.page == "results":
             self._open_results(self.words, self.number + step)
         elif self.page == "item":
+            self.left.add(self.asin)
             self._open_results(self.words, self.number)
         else:
             self.page = "item"
@@ -286,21 +305,27 @@ class WebShopState(State):
         return pages.BUY.lower()
 
     def _shop(self) -> str:
-        """The next action of a shopper, who knows only what the pages say.
+        """The next action of a shopper, who knows only what the pages and the memory say.
 
-        It opens the results in order, goes back from a product that lacks an option or costs too
-        much, and buys the first that fits; with few turns left, whatever product is open.
+        It opens the results in order, without those that cost too much and those that it has tried
+        in this or a past episode, goes back from a product that lacks an option or costs too much,
+        and buys the first that fits. It never buys what does not fit: such purchases are not right.
         """
         if self.page == "search":
             return f"search[{self._queries[0]}]"
         if self.page == "results":
-            unopened = [asin for asin in self._shown() if asin not in self.seen]
-            return f"click[{_word((unopened or [pages.NEXT])[0].lower())}]"
-        left = self.view.max_turns - len(self.steps)
-        another = 3 + len(self.goal.options)  # go back, open, choose, buy
-        if self.page == "item" and not self._fits() and left >= another:
+            left = [asin for asin in self._shown() if self._may_fit(asin)]
+            return f"click[{_word((left or [pages.NEXT])[0].lower())}]"
+        if self.page == "item" and (self.asin in self.tried or not self._fits()):
             return f"click[{_word(pages.PREVIOUS.lower())}]"
         return f"click[{_word(self._next_on_item())}]"
+
+    def _may_fit(self, asin: str) -> bool:
+        """Whether a result was not tried yet and its lowest shown price is low enough."""
+        if asin in self.opened | self.tried:
+            return False
+        shown = re.search(r"\d[\d,]*\.?\d*", self.catalogue.find(asin).price_tag)
+        return not shown or float(shown[0].replace(",", "")) <= self.goal.price_upper
 
     def _fits(self) -> bool:
         """Whether the open product has all options that are asked for, at the price."""

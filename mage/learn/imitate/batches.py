@@ -29,7 +29,12 @@ Writer = Callable[[Iterable[Chunk]], Iterator[list[Demonstration]]]
 
 def make_script(options: WarmupOptions) -> Script:
     """The scripted player of the options."""
-    return Script(options.play == "expert", options.noise, options.repeat_wins)
+    return Script(
+        expert=options.play == "expert",
+        noise=options.noise,
+        repeat_wins=options.repeat_wins,
+        copies=options.copies,
+    )
 
 
 def held_out(

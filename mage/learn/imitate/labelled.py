@@ -48,6 +48,7 @@ class LabelledPlayer(RecordingPlayer):
         """Keep the expert's move and the legal moves of the state."""
         if self.asks_for_move(request):
             state = self.states[-1]
+            state.remember(self.states[:-1])
             expert = state.expert()
             label = None if expert is None else self.wording.word(expert)
             self.labels[request.prompt_ids] = (label, self.wording.words(state))

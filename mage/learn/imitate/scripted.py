@@ -38,6 +38,7 @@ class Script:
     noise: float = 0.0
     repeat_wins: bool = False
     note: str = ""
+    copies: float = 1.0
 
 
 def write_demonstrations(
@@ -126,6 +127,7 @@ class DemonstrationPlayer(RecordingPlayer):
         """The next move; also records whether it is taught."""
         while len(self.moves) < len(self.states):  # a new episode has begun
             self.moves.append([])
+            state.remember(self.states[:-1])
         chosen = self._repeated()  # without noise: a win is repeated to its end
         if chosen is None and self.script.expert and self.rng.random() >= self.script.noise:
             chosen = state.expert()
@@ -153,7 +155,10 @@ class DemonstrationPlayer(RecordingPlayer):
         """The taught turns of the finished meta-episode. A note that was cut is not taught."""
         longest = self.setup.agent.sampling.reflection_tokens - 1  # and the end token
         moves = iter(self.chosen)  # every play turn made exactly one
+        won = False
         for number, episode in enumerate(meta.episodes):
+            passed_over = won and self.rng.random() >= self.script.copies
+            won = won or (self.script.repeat_wins and episode.outcome == "won")
             for index, turn in enumerate((episode.reflection, *episode.turns), start=-1):
                 if turn is None:
                     continue
@@ -162,6 +167,7 @@ class DemonstrationPlayer(RecordingPlayer):
                 where = meta.where(number, index)
                 whole = len(turn.completion.token_ids) <= longest
                 legal, taught = next(moves) if turn.kind == "play" else ((), whole)
+                taught = taught and not passed_over
                 for call in turn.calls if taught else ():
                     said = replace(turn, prompt_ids=call.prompt_ids, choices=(), calls=())
                     yield Demonstration(said, call.completion.token_ids, (), where)
