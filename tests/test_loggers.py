@@ -5,6 +5,7 @@ import json
 import struct
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -38,6 +39,7 @@ class FakeTracker(ModuleType):
 
     def __init__(self, name: str, broken: str = "") -> None:
         super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # other packages ask whether it is installed
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         for call in ("init", "log", "set_experiment", "start_run", "log_params", "log_metrics"):
             setattr(self, call, self._make(call, broken))
@@ -249,8 +251,10 @@ def test_events_of_a_report_equal_the_metrics_and_the_evaluations(tmp_path, no_p
     assert [step for step, _ in read_events(folder, "final_test/score_3")] == [0, 30]
 
 
-def test_loggers_are_words_with_commas_and_an_unknown_one_is_refused():
-    chosen = load_recipe("kuhn_poker", ["--run.loggers=wandb,csv"])
-    assert chosen.run.loggers == ("wandb", "csv")
+def test_loggers_and_splits_are_words_with_commas_and_an_unknown_one_is_refused():
+    chosen = load_recipe("kuhn_poker", ["--run.loggers=wandb,csv", "--evaluate.splits=test, ood"])
+    assert (chosen.run.loggers, chosen.evaluate.splits) == (("wandb", "csv"), ("test", "ood"))
+    with pytest.raises(ConfigError, match=r"evaluate\.splits"):
+        load_recipe("kuhn_poker", ["--evaluate.splits=test,best"])
     with pytest.raises(ConfigError, match=r"run\.loggers"):
         load_recipe("kuhn_poker", ["--run.loggers=['paper']"])

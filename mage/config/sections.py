@@ -5,14 +5,20 @@ A menu section is a `Choice`: the name of an item and the options of that item.
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from mage.config.toml import Tables
 from mage.types import PromptStyle, Split
 
 Seats = Literal["first", "second", "both"]
+Logger = Literal["tensorboard", "csv", "wandb", "trackio", "mlflow"]
+
+
+def _split_words(value: object) -> object:
+    """Words with commas, as on the command line, are a list."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 class Section(BaseModel):
@@ -74,16 +80,11 @@ class RunOptions(Section):
     gpu_memory: float | None = Field(
         None, gt=0, description="GPU memory for the run (GB); not given = what is free on the GPU"
     )
-    loggers: tuple[Literal["tensorboard", "csv", "wandb", "trackio", "mlflow"], ...] = Field(
+    loggers: Annotated[tuple[Logger, ...], BeforeValidator(_split_words)] = Field(
         ("tensorboard",),
         strict=False,
         description="other tools that receive a copy of the figures, as in tensorboard,wandb",
     )
-
-    @field_validator("loggers", mode="before")
-    @classmethod
-    def _split_words(cls, value: object) -> object:
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 class ModelOptions(Section):
@@ -449,8 +450,11 @@ class EvaluateOptions(Section):
     select_split: Split = Field(
         "test", description="split of the select panel; it shares no instance with the final panel"
     )
-    splits: tuple[Split, ...] = Field(
-        ("test",), strict=False, min_length=1, description="splits to evaluate: train, test, ood"
+    splits: Annotated[tuple[Split, ...], BeforeValidator(_split_words)] = Field(
+        ("test",),
+        strict=False,
+        min_length=1,
+        description="splits to evaluate: train, test, ood; several with commas",
     )
     before: bool = Field(
         True, description="also play the final panel before training; false saves time"
