@@ -1,5 +1,10 @@
 """Compilation of the learner's layers: few fixed lengths, and no new version for a known length."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +109,49 @@ def test_the_clock_counts_compilations_and_reports_them():
     assert clock.seconds > before[1]
     assert len(lines) == 1
     assert lines[0].startswith("compiling")
+
+
+COMPILER = """
+import signal, time
+from functools import partial
+from torch._inductor import config
+config.compile_threads = 2
+from torch._inductor.async_compile import AsyncCompile
+from mage.learn.pack.compilation import start_workers
+stopped = []
+signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+start_workers()
+AsyncCompile.wait_pool_ready()
+job = AsyncCompile.process_pool().submit(partial(time.sleep, 4))
+print("compiling", flush=True)
+job.result(timeout=120)
+print("stopped" if stopped else "not stopped", flush=True)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_a_stop_signal_to_all_processes_of_a_run_does_not_end_the_compiler():
+    command = [sys.executable, "-c", COMPILER]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "compiling\n"
+            os.killpg(process.pid, signal.SIGTERM)
+            assert process.stdout.readline() == "stopped\n"
+            assert process.wait() == 0
+        finally:
+            process.kill()
+    deadline = time.monotonic() + 120
+    while is_alive(process.pid):
+        assert time.monotonic() < deadline, "a process of the compiler is left"
+        time.sleep(0.1)
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

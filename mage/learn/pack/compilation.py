@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from mage.ranks.processes import blocked_signals
+
 _MOST_VERSIONS = 64
 # Lengths of compiled micro-batches in sixteenths of `micro_tokens`. In the five recipes of the
 # paper 5 to 6 % of the tokens are padding; with 4, 8 and 16 sixteenths it was 5 to 35 %.
@@ -67,9 +69,24 @@ def compile_clock() -> CompileClock:
     return clock
 
 
+@cache
+def start_workers() -> None:
+    """Start the processes of the compiler without the signals that stop a run.
+
+    After a stop the run ends its update, which may compile. `timeout`, Slurm and systemd send the
+    signal to all processes of a run, and PyTorch 2.11 to 2.13 waits for ever for the result of a
+    process that has ended (pytorch/pytorch, pull request 189290).
+    """
+    from torch._inductor.async_compile import AsyncCompile  # only a GPU needs it
+
+    with blocked_signals():
+        AsyncCompile.warm_pool()
+
+
 def compiled(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
     """The compiled function; `dynamic`: one version for all shapes."""
     compile_clock()
+    start_workers()
     from torch._dynamo import config as dynamo_config
 
     dynamo_config.recompile_limit = max(dynamo_config.recompile_limit, _MOST_VERSIONS)
