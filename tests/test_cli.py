@@ -226,6 +226,12 @@ def test_the_time_left_includes_the_remaining_panels(place):
     assert pace.left(2) == pytest.approx(16 + 3 * 5 + 2 * 10)
     pace.panels |= {"before": 7.0, "after": 8.0}
     assert pace.left(10) == pytest.approx(8)
+    timed = Pace(load_recipe(place / "small.toml", [*words, "--run.minutes=0.1"]))
+    for seconds in (1.0, 3.0):
+        timed.updated(seconds)
+    timed.panels["select"] = 5.0
+    # One more update of 2 s makes 6 s, and it is the last one.
+    assert timed.left(2) == pytest.approx(2 + 5 + 2 * 10)
 
 
 # --- mistakes ------------------------------------------------------------------------------------

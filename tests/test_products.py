@@ -4,12 +4,14 @@ tests/test_gpu.py has the same for the kernels; TRITON_INTERPRET=1 runs them her
 installed.
 """
 
+import json
 import os
 from importlib import import_module
 
 import pytest
 import torch
 
+from benchmarks import steps
 from mage.engines.gpu import reference_ops as ops
 from mage.engines.gpu.state import Tiles, tiles_for
 
@@ -86,3 +88,17 @@ def test_the_plain_versions_are_the_layers_of_the_modules(biased):
     found = ops.add_project_norm(hidden, rows, layer.weight, bias, norm.weight, 1e-6)
     torch.testing.assert_close(hidden, wanted)
     torch.testing.assert_close(found, norm(wanted))
+
+
+@pytest.mark.e2e
+def test_the_benchmark_measures_both_ways(tmp_path):
+    """On a CPU both are the same operations."""
+    out = tmp_path / "steps.json"
+    words = ["--shapes", "tiny", "--counts", "2", "--keys", "8", "--caches", "model"]
+    steps.main([*words, "--out", str(out)])
+    (record,) = json.loads(out.read_text())["records"]
+    assert record["case"] == "2 x 8 keys"
+    assert record["separate_equal"]
+    assert record["ours_equal"]
+    assert record["distance"] == 0
+    assert min(record["separate_ms"], record["ours_ms"]) > 0

@@ -102,6 +102,27 @@ def test_a_run_writes_all_files_of_its_folder(whole):
     assert meta.episodes[1].reflection is not None
 
 
+@pytest.mark.e2e
+def test_a_run_ends_when_its_minutes_are_over_also_after_a_break(tmp_path, monkeypatch):
+    """Every update counts as 40 s, so the second one is the last of a run of one minute."""
+    seconds = property(lambda timer: {"total": 40.0}, lambda timer, given: None)
+    monkeypatch.setattr("mage.training.metrics.Timer.seconds", seconds, raising=False)
+    changes = TINY | {"run": TINY["run"] | {"updates": 9, "minutes": 1.0, "evaluate_every": 0}}
+    folder, callback = start(tmp_path / "run", **changes), Recorder()
+    with pytest.raises(Stopped):
+        train(folder.path, callback, lambda: callback.updates == [1])
+    callback.updates.clear()
+    summary = train(folder.path, callback, never)
+    assert callback.updates == [2]
+    assert callback.names[-3:] == ["select_000002", "after_test", "emptied_test"]
+    assert summary["updates"] == 2
+    assert any("run.minutes = 1 are over: update 2 of 9" in line for line in callback.lines)
+    (folder.path / "summary.json").unlink()  # as if the process had been killed after update 2
+    callback.updates.clear()
+    assert train(folder.path, callback, never)["updates"] == 2
+    assert callback.updates == []
+
+
 def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(whole):
     # Two ways to compute the same attention in float32: rounding gives 1e-5 per token,
     # a wrong position or mask would give 1e-1.

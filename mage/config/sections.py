@@ -39,6 +39,13 @@ class RunOptions(Section):
         0, ge=0, lt=2**63, description="all random numbers of the run are derived from it"
     )
     updates: int = Field(100, ge=0, description="updates; one update = play, assign credit, learn")
+    minutes: float | None = Field(
+        None,
+        gt=0,
+        description="minutes of all updates together, after which training ends as it does after "
+        "run.updates; the final panels follow, and schedules follow run.updates; not given = no "
+        "limit",
+    )
     save_every: int = Field(10, ge=1, description="updates between checkpoints")
     keep: int = Field(
         2, ge=1, description="number of newest checkpoints to keep; the best one is always kept"

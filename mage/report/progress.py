@@ -3,6 +3,7 @@
 Without a terminal (a log file, a pipe) the same figures are printed as one line every 30 seconds.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -35,9 +36,11 @@ class Pace:
     updates: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     panels: dict[str, float] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
+    spent: float = 0.0  # seconds of all updates of this process
 
     def updated(self, seconds: float) -> None:
         self.updates.append(seconds)
+        self.spent += seconds
         self.since = time.monotonic()
 
     def evaluated(self, kind: str) -> None:
@@ -54,10 +57,18 @@ class Pace:
             (self.panels[kind] for kind in ("after", "before") if kind in self.panels),
             select * sizes.final_size * sizes.plays / sizes.size,
         )
-        every, rest = run.evaluate_every or run.updates, range(done + 1, run.updates + 1)
-        selects = sum(number % every == 0 or number == run.updates for number in rest)
+        last, every = self._last(done), run.evaluate_every or run.updates
+        selects = sum(number % every == 0 or number == last for number in range(done + 1, last + 1))
         finals = len(sizes.splits) * sum(kind not in self.panels for kind in ("after", "emptied"))
-        return (run.updates - done) * fmean(self.updates) + selects * select + finals * final
+        return (last - done) * fmean(self.updates) + selects * select + finals * final
+
+    def _last(self, done: int) -> int:
+        """The last update, as far as run.minutes can be foreseen."""
+        run = self.recipe.run
+        if run.minutes is None:
+            return run.updates
+        more = max(0.0, 60 * run.minutes - self.spent) / fmean(self.updates)
+        return min(run.updates, done + math.ceil(more))
 
 
 class TerminalCallback(Callback):

@@ -95,6 +95,9 @@ class Trainer:
         self.lengths: dict[str, float] = {}  # expected tokens, for dealing members to ranks
         self.estimator_state: dict[str, float] = {}  # after update `done`
         self._base = base_record(self.recipe)
+        # From `done` and the stored times of all updates.
+        self._seconds = 0.0
+        self._ended = False  # whether update `done` is the last one
         # Of this process.
         self._saved: tuple[int, Best | None] | None = None  # `done` and `best` of the last save
         # The weights are those after update `done`: not during learning, and not after the best
@@ -137,6 +140,8 @@ class Trainer:
             notes += changed_plan(self._kept_plan, self._plan)
             lines = [*notes, *found.broken, *self.components.warnings]
             self._warn([*lines, *start_warnings(self.recipe)])
+            self._seconds = sum(record["total"] for record in self.folder.timing())
+        self._ended = self._is_last()
 
     def run(self) -> Metrics:
         """Train to the end, evaluate the best checkpoint on the final panel; the summary."""
@@ -172,7 +177,7 @@ class Trainer:
             self._evaluate_and_keep_best()
             if self.recipe.evaluate.before:
                 self.evaluations.final("before")
-        while self.done < self.recipe.run.updates:
+        while not self._ended:
             self._update()
             if any(self.ranks.gather(self.stop())):
                 raise RanksStopped
@@ -195,9 +200,20 @@ class Trainer:
             learned = self._learn(number, samples, timer)
             self._finish_learning(number, metas, samples, estimator_state)
         figures = self._figures(metas, credit, learned)
+        self._seconds += timer.seconds["total"]
+        self._ended = self._is_last()
         self._record(figures, timer.seconds | memory_usage())
         check_overflow(figures, self.recipe)
         self._write_evaluate_save(metas, credit.everyone, moves)
+
+    def _is_last(self) -> bool:
+        """Whether update `done` is the last one, by its number or by the clock of rank 0.
+
+        Times are kept with the updates, so a resumed run counts those before the break.
+        """
+        run = self.recipe.run
+        late = run.minutes is not None and self.done > 0 and self._seconds >= 60 * run.minutes
+        return self.done >= run.updates or self.ranks.broadcast(late)
 
     def _play(self, number: int, timer: Timer) -> list[MetaEpisode]:
         """This rank's meta-episodes of update `number`, played with the weights after `done`."""
@@ -335,10 +351,17 @@ class Trainer:
         if self._is_due(run.episodes_every, self.done):
             self.transcripts.write_update(self.done, metas, credits, moves)
         # Also with evaluate_every = 0 the last update can be the best one.
-        if self.done == run.updates or self._is_due(run.evaluate_every, self.done):
+        if self._ended or self._is_due(run.evaluate_every, self.done):
             self._evaluate_and_keep_best()
-        if self._is_due(run.save_every, self.done):
+        if self._ended or self._is_due(run.save_every, self.done):
             self._save()
+        if self._ended and self.done < run.updates:
+            self._warn(
+                [
+                    f"run.minutes = {run.minutes:g} are over: update {self.done} of {run.updates} "
+                    "is the last one. Schedules such as the decay of the learning rate end early"
+                ]
+            )
 
     def _is_due(self, every: int, update: int) -> bool:
         return bool(every) and (update == self.recipe.run.updates or update % every == 0)

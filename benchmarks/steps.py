@@ -1,0 +1,157 @@
+"""Decode steps: products and overlapping kernels of ours against cuBLAS and separate kernels.
+
+    python -m benchmarks.steps --out steps.json                       # on a Hopper GPU
+    python -m benchmarks.steps --shapes smollm2-135m --counts 8,64    # another shape
+    python -m benchmarks.steps --shapes tiny --counts 2 --keys 8      # a test on a CPU
+
+A model with random weights decodes one token of `count` sequences with `keys` random keys each: the
+time of one replay of the engine's graph, sampling included. Both ways are measured in turn;
+"equal": thirty repeats of the step gave the same logits in every bit.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.cache import (
+    CACHES,
+    TINY,
+    device,
+    endless,
+    free,
+    make_engine,
+    print_and_write,
+    random_model,
+    seconds_of,
+)
+from mage.agent.chat import Chat
+from mage.engines.local import LocalEngine
+from mage.models.base import find_model
+from mage.models.shapes import PRESETS
+
+SHAPES = PRESETS | {"tiny": TINY}
+WAYS = ("separate", "ours")
+REPEATS = 30
+ROOM = 256  # tokens of a sequence beside its keys: every repeat adds one
+
+
+def kernels_of(way: str) -> ExitStack:
+    """`separate`: no kernel overlaps another, and cuBLAS computes all products."""
+    stack = ExitStack()
+    if way == "separate" and device() == "cuda":
+        for name in ("kernels", "attend_kernels", "product_kernels"):
+            module = import_module(f"mage.engines.gpu.{name}")
+            stack.enter_context(mock.patch.object(module, "overlaps", return_value=False))
+    return stack
+
+
+class Step:
+    """The decode step of `count` sequences with `keys` keys each, as the engine launches it."""
+
+    def __init__(self, engine: LocalEngine, count: int, keys: int) -> None:
+        assert engine.loop is not None, "the engine runs ahead"
+        self.engine, self.loop = engine, engine.loop
+        self.count, self.keys, self.logits = count, keys, torch.zeros(0)
+        self.loop._logits = self._keep(self.loop.head)  # type: ignore[method-assign]
+        self._fill()
+        self.loop._enlist(np.arange(count), count, (0, 0))
+
+    def _keep(self, head: torch.nn.Module) -> Any:
+        """The engine's logits, also kept where a replayed graph writes them."""
+
+        def logits(hidden: torch.Tensor, slots: torch.Tensor, cut: bool) -> torch.Tensor:
+            found: torch.Tensor = head(hidden)
+            if not len(self.logits):
+                self.logits = torch.zeros_like(found)
+            self.logits.copy_(found)
+            return found
+
+        return logits
+
+    def _fill(self) -> None:
+        """Random keys and values."""
+        torch.manual_seed(0)
+        pool = self.engine.pool
+        if pool.scales is None:
+            pool.store.normal_()
+        else:
+            pool.store.random_(64, 192)
+            pool.scales.fill_(-6.0)
+
+    def begin(self) -> None:
+        state = self.loop.state
+        state.filled.fill_(self.keys)
+        state.index.zero_()
+        state.token.copy_(torch.arange(len(state.token), device=state.token.device) % 97 + 5)
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        self.loop._run(
+            ("decode", self.count, 1, False), lambda: self.loop._decode(self.count, 1, False)
+        )
+
+    def repeats_are_equal(self) -> bool:
+        """Whether the same step gives the same logits again, in every bit."""
+        found = []
+        for _ in range(REPEATS):
+            self.begin()
+            self()
+            found.append(self.logits.clone())
+        return all(bool(torch.equal(found[0], one)) for one in found)
+
+
+def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    chat = endless(Chat.load(find_model("embedded")))
+    for name in given.shapes.split(","):
+        model = random_model(SHAPES[name], Qwen3ForCausalLM, Qwen3Config)
+        for cache in given.caches.split(","):
+            for count in map(int, given.counts.split(",")):
+                yield measure_case(name, model, chat, cache, count, given.keys)
+                free()
+        del model
+        free()
+
+
+def measure_case(
+    name: str, model: Any, chat: Chat, cache: str, count: int, keys: int
+) -> dict[str, Any]:
+    """Milliseconds of both ways, and how far their logits are from each other."""
+    record: dict[str, Any] = {"shape": name, "cache": cache, "case": f"{count} x {keys} keys"}
+    logits = []
+    for way in WAYS:
+        with kernels_of(way):
+            step = Step(
+                make_engine(model, chat, cache, slots=count, context=keys + ROOM), count, keys
+            )
+            record[f"{way}_equal"] = step.repeats_are_equal()
+            logits.append(step.logits.float().clone())
+            step.begin()
+            record[f"{way}_ms"] = 1e3 * seconds_of(step)
+            del step
+            free()
+    record["gain"] = record["separate_ms"] / record["ours_ms"]
+    record["distance"] = float((logits[0] - logits[1]).norm() / logits[0].norm())
+    return record
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--shapes", default="qwen3-4b", help=", ".join(SHAPES))
+    parser.add_argument("--caches", default=",".join(CACHES), help=", ".join(CACHES))
+    parser.add_argument("--counts", default="16,64,128", help="numbers of sequences")
+    parser.add_argument("--keys", type=int, default=1024, help="keys of a sequence")
+    parser.add_argument("--out", type=Path, help="JSON file, written after every result")
+    given = parser.parse_args(words)
+    print_and_write(measure(given), given.out)
+
+
+if __name__ == "__main__":
+    main()
