@@ -2,7 +2,7 @@
 
 The time of a decode step of a small model grows with its number of kernels, so everything between
 two matrix products is one kernel or part of one. `reference_ops.py` has the same functions in plain
-PyTorch; attention and sampling have files of their own.
+PyTorch; attention, sampling and products of few rows have files of their own.
 """
 
 import torch
