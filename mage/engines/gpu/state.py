@@ -36,15 +36,21 @@ class Tiles(NamedTuple):
     ahead: int = 1
 
 
+SMALL = 2_000_000  # weights of a product that cuBLAS computes faster from 17 rows on
+
+
 def tiles_for(
     rows: int, words: int, depth: int, *, gated: bool = False, summed: bool = False
 ) -> Tiles | None:
     """How to divide a product of `rows` with weights [words, depth]; None where cuBLAS is better.
 
-    Found on an H200 with Qwen3-4B's and Qwen2.5-1.5B's shapes. `gated`: two products of the same
-    inputs. `summed`: parts of the inputs may be summed later, so that all multiprocessors work.
+    Found on an H200 with Qwen3-4B's and Qwen2.5-1.5B's shapes; SmolLM2-135M's are `SMALL`.
+    `gated`: two products of the same inputs. `summed`: parts of the inputs may be summed later, so
+    that all multiprocessors work.
     """
     if rows > 128 or words % 64 or depth % 64 or (rows > 64 and not summed):
+        return None
+    if rows > 16 and words * depth < SMALL:
         return None
     step = 128 if depth % 128 == 0 else 64
     if gated and rows > 16:
