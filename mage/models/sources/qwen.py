@@ -36,12 +36,18 @@ class Qwen(NamedSource):
 
 def _from_hub(say: Say) -> Path | None:
     """The file, if the hub can be reached or its cache has it."""
-    from huggingface_hub import hf_hub_download
+    from httpx import HTTPError
+    from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
+    cached = try_to_load_from_cache(_REPOSITORY, _FILE)
+    if isinstance(cached, str):
+        return Path(cached)
     say(f"asking the model hub for {_REPOSITORY}")
     try:
+        # One question first: a download would ask a hub that is not there for half a minute.
+        HfApi().model_info(_REPOSITORY, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return Path(hf_hub_download(_REPOSITORY, _FILE))
-    except (OSError, ValueError) as error:  # all errors of the hub are one of these
+    except (HTTPError, OSError, ValueError) as error:
         say(f"the model hub cannot be used: {str(error).strip().splitlines()[0]}")
         return None
 

@@ -1,0 +1,200 @@
+"""The list of jobs that shares one GPU for a fixed time, with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.marks import end_to_end
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "gpu_jobs.py"
+
+
+def start(folder: Path, text: str, minutes: float = 2.0) -> "subprocess.Popen[str]":
+    (folder / "jobs.toml").write_text(text)
+    words = ["jobs.toml", "--minutes", str(minutes), "--memory", "100", "--grace", "3"]
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *words, "--work", "w", "--out", "o"],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def run(folder: Path, text: str, minutes: float = 2.0) -> tuple[int, str, dict[str, dict]]:
+    process = start(folder, text, minutes)
+    told = process.communicate(timeout=150)[0]
+    path = folder / "o" / "jobs.json"
+    rows = json.loads(path.read_text()) if path.is_file() else []
+    return process.returncode, told, {row["job"]: row for row in rows}
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} does not appear"
+        time.sleep(0.05)
+
+
+@end_to_end
+def test_jobs_share_the_memory_and_keep_their_files(tmp_path):
+    """`small` runs beside `first`, `large` after both, `alone` by itself."""
+    code, told, rows = run(
+        tmp_path,
+        """
+[jobs.first]
+command = "until [ -e {work}/small/here ]; do sleep .1; done; mkdir -p d; echo 1 > d/a; echo 2 > b"
+seconds = 1
+limit = 90
+memory = 60
+keep = ["d", "b"]
+[jobs.large]
+command = "test -e {work}/first/b"
+seconds = 1
+memory = 60
+[jobs.small]
+command = "echo {minutes} > here; echo told"
+seconds = 1
+memory = 40
+[jobs.alone]
+command = "test -e {work}/small/here"
+seconds = 1
+[jobs.next]
+command = "cat {work}/first/d/a"
+seconds = 1
+memory = 1
+after = ["first"]
+""",
+    )
+    assert code == 0, told
+    assert {row["state"] for row in rows.values()} == {"done"}
+    assert (tmp_path / "o/first/d/a").read_text() == "1\n"
+    assert (tmp_path / "o/first/b").read_text() == "2\n"
+    assert (tmp_path / "o/small/log.txt").read_text() == "told\n"
+    assert not (tmp_path / "o/small/here").exists()
+    assert 1.0 < float((tmp_path / "w/small/here").read_text()) < 1.96
+    assert rows["large"]["began"] > rows["first"]["began"]
+
+
+@end_to_end
+def test_a_hanging_a_failing_and_a_late_job_do_not_hold_up_the_others(tmp_path):
+    code, told, rows = run(
+        tmp_path,
+        """
+[jobs.hangs]
+command = "echo partial > result; trap '' TERM; sleep 1000 & wait; sleep 1000"
+seconds = 1
+limit = 2
+memory = 10
+keep = ["result"]
+[jobs.fails]
+command = "exit 3"
+seconds = 1
+memory = 10
+[jobs.blocked]
+command = "true"
+seconds = 1
+memory = 10
+after = ["fails"]
+[jobs.late]
+command = "true"
+seconds = 1000
+memory = 10
+[jobs.reserved]
+command = "test {minutes} = 0.00"
+seconds = 1
+reserve = 1000
+memory = 10
+[jobs.fine]
+command = "true"
+seconds = 1
+memory = 10
+""",
+    )
+    assert code == 1, told
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "hangs": "stopped",
+        "fails": "failed",
+        "blocked": "blocked",
+        "late": "late",
+        "reserved": "done",
+        "fine": "done",
+    }
+    assert rows["fails"]["code"] == 3
+    assert rows["hangs"]["seconds"] < 60
+    assert (tmp_path / "o/hangs/result").read_text() == "partial\n"
+
+
+@end_to_end
+def test_at_the_end_of_the_time_jobs_are_asked_to_stop(tmp_path):
+    """Three of the nine seconds are for stopping. A job that waits for a file is late."""
+    code, told, rows = run(
+        tmp_path,
+        """
+[jobs.saves]
+command = "trap 'echo saved > result; exit 0' TERM; sleep 1000 & wait"
+seconds = 1
+limit = 1000
+memory = 10
+keep = ["result"]
+[jobs.waits]
+command = "true"
+seconds = 1
+memory = 10
+needs = ["/nowhere/file"]
+""",
+        minutes=0.15,
+    )
+    assert code == 1, told
+    assert "the time is over" in told
+    assert (tmp_path / "o/saves/result").read_text() == "saved\n"
+    assert rows["saves"]["state"] == "done"
+    assert rows["waits"]["state"] == "late"
+
+
+@end_to_end
+def test_the_file_may_change_and_a_signal_stops_everything(tmp_path):
+    job = 'command = "echo $$ > pid; exec sleep 1000"\nseconds = 1\nlimit = 1000\nmemory = 10\n'
+    process = start(tmp_path, f"[jobs.one]\n{job}")
+    wait_for(tmp_path / "w/one/pid")
+    (tmp_path / "jobs.toml").write_text("[jobs")
+    assert process.stdout
+    while "jobs.toml" not in process.stdout.readline():
+        pass
+    (tmp_path / "jobs.toml").write_text(f"[jobs.two]\n{job}[jobs.three]\n{job}")
+    wait_for(tmp_path / "w/two/pid")
+    wait_for(tmp_path / "w/three/pid")
+    wait_for(tmp_path / "o/one/log.txt")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    rows = json.loads((tmp_path / "o/jobs.json").read_text())
+    assert {row["state"] for row in rows} == {"stopped"}
+    for name in ("one", "two", "three"):
+        number = int((tmp_path / f"w/{name}/pid").read_text())
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no table [jobs.NAME]"),
+        ("[jobs", "jobs.toml: "),
+        ('[jobs.a]\ncommand = "true"', "job a needs 'seconds'"),
+        ('[jobs.a]\ncommand = "true"\nseconds = 1\nmem = 2', "job a has 'mem'; known are command"),
+        ('[jobs.a]\ncommand = "true"\nseconds = 1\nafter = ["b"]', "waits for 'b', which is not"),
+    ],
+)
+def test_a_fault_in_the_file_is_one_message(tmp_path, text, message):
+    code, told, rows = run(tmp_path, text)
+    assert code == 2
+    assert not rows
+    assert message in told
+    assert "Traceback" not in told
