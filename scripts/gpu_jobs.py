@@ -15,8 +15,9 @@ The script needs nothing but Python. docs/offline.md has an example.
     reserve = 120             # {minutes} ends that many seconds before the end
     keep = ["adapters"]       # patterns in its folder; its log is kept always
 
-Every job has a folder of its own in the working folder. In a command `{work}` is the working folder
-and `{minutes}` the time until the end, less the reserve, as `--run.minutes` of a training wants it.
+Every job has a folder of its own in the working folder. In a command `{work}` is that folder,
+`{project}` this repository and `{minutes}` the time until the end, less the reserve, as
+`--run.minutes` of a training wants it.
 The file is read again when it changes: new jobs join, and a job that is no longer there is stopped.
 """
 
@@ -35,6 +36,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+_PROJECT = Path(__file__).resolve().parent.parent
 _TICK = 0.5
 _ENDED = ("done", "failed", "stopped", "late", "blocked")
 
@@ -165,6 +167,7 @@ class Lease:
         folder.mkdir(parents=True, exist_ok=True)
         minutes = max(0.0, self.left() - job.reserve) / 60
         command = job.command.replace("{work}", str(self.work.resolve()))
+        command = command.replace("{project}", str(_PROJECT))
         command = command.replace("{minutes}", f"{minutes:.2f}")
         with open(folder / "log.txt", "ab") as log:
             job.process = subprocess.Popen(

@@ -119,6 +119,21 @@ def group_of_commands() -> Any:
     return typer.main.get_command(app)
 
 
+@pytest.mark.parametrize("name", ["jobs_qwen", "jobs_4b"])
+def test_commands_of_job_lists_are_valid(name):
+    """Every `mage` command of benchmarks/jobs_*.toml, with the variables of its shell."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from gpu_jobs import read_jobs
+
+    for job in read_jobs(ROOT / "benchmarks" / f"{name}.toml").values():
+        text = job.command.replace("\\\n", "").replace("{minutes}", "5").replace("$memory", "none")
+        text = re.sub(r"\{work\}/(\w+)/(runs|adapters)", r"runs/\1", text)
+        if found := re.search(r'E="(.*)"', text):
+            text = text.replace(found[0], "").replace("$E", found[1])
+        for line in re.findall(r"\bmage [^|;\n]*", text):
+            check_mage(shlex.split(re.sub(r"\$\{?seed\}?", "1", line))[1:])
+
+
 def check_mage(words: list[str]) -> None:
     group = group_of_commands()
     if words and words[0].startswith("-"):
@@ -154,7 +169,7 @@ def test_recipes_in_pages_have_known_sections_and_options(page):
     stages = [stage for recipe in recipes for stage in recipe.pop("stages", [])]
     for tables in (*recipes, *stages):
         for section, options in tables.items():
-            if section in ("base", "name", "parts"):
+            if section in ("base", "name", "parts", "jobs"):  # jobs: of scripts/gpu_jobs.py
                 continue
             assert section in known, f"{page}: [{section}]"
             if section in ("environments", "memory", "advantages", "engines", "opponents"):
