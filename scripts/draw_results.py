@@ -183,7 +183,8 @@ def draw_methods(panels: Sequence[Axes]) -> None:
         axes.set_ylabel(f"{unit}, third episode")
 
 
-# The files of every world; {} is the condition. `score` and `exact` have exact bounds.
+# The files of every world; {} is the condition (without it the memory was never emptied). `score`
+# and `exact` have exact bounds.
 WORLDS = {
     "Rock-paper-scissors, SmolLM2": ("smollm2_rps/history/evaluations/{}_test", "score"),
     "Rock-paper-scissors, Qwen2.5-1.5B": ("qwen/rps/both_seed1/evaluations/{}_test", "score"),
@@ -198,12 +199,15 @@ WORLDS = {
     "ALFWorld, official, SmolLM2": ("smollm2_alfworld_methods/mage_seed2_test{}", "success"),
     "ALFWorld, official, Qwen2.5-1.5B": ("qwen/worlds/alfworld_mage_seed1/evaluate_{}", "success"),
     "Sokoban, two boxes, SmolLM2": ("smollm2_sokoban_long/mage_seed0_test{}", "success"),
+    "Sokoban, two boxes, Qwen2.5-1.5B": ("qwen/worlds/sokoban_mage_seed1/evaluate_{}", "success"),
     "WebShop, SmolLM2": ("smollm2_webshop_loss/mage_seed0_test{}_four_plays", "success"),
+    "WebShop, Qwen2.5-1.5B": ("qwen/worlds/webshop_mage_seed1/evaluate_{}", "success"),
     "Tic-Tac-Toe, SmolLM2": ("smollm2_tic_tac_toe/evaluations/{}_test", "success"),
+    "Tic-Tac-Toe, Qwen2.5-1.5B": ("qwen/tic_tac_toe/mage_seed1/evaluate_ten_episodes", "success"),
 }
 
 
-def read_shares(files: str, measure: str) -> tuple[list[float], float, list[float]]:
+def read_shares(files: str, measure: str) -> tuple[list[float], float | None, list[float]]:
     """Episodes 1 to 3, episode 3 with emptied memory, and the interval, between 0 and 1."""
     conditions = ("after", "emptied") if "evaluations" in files else ("", "_emptied")
     conditions = ("own", "none") if "evaluate_" in files else conditions
@@ -224,7 +228,7 @@ def read_shares(files: str, measure: str) -> tuple[list[float], float, list[floa
         zero, one = values[0], 1.0
     ends = [values[0] + gain[end] for end in ("low", "high")] if gain else []
     shares = [(value - zero) / (one - zero) for value in (*values, without[2], *ends)]
-    return shares[:3], shares[3], shares[4:]
+    return shares[:3], shares[3] if "{}" in files else None, shares[4:]
 
 
 def draw_adaptation(axes: Axes) -> None:
@@ -235,7 +239,8 @@ def draw_adaptation(axes: Axes) -> None:
         axes.plot([min(shares[0], *ends, shares[2]), max(shares)], [row] * 2, color=colour)
         axes.plot(ends, [row] * len(ends), "|-", color=colour, markersize=9)
         axes.scatter(shares, [row] * 3, (18, 40, 90), colour, zorder=3)
-        axes.scatter(emptied, row, 90, "none", edgecolors=Colour.quiet, linewidths=1.6, zorder=4)
+        ring = [] if emptied is None else [emptied]
+        axes.scatter(ring, [row] * len(ring), 90, "none", edgecolors=Colour.quiet, lw=1.6, zorder=4)
     axes.set_yticks(range(len(WORLDS)), WORLDS, fontsize=10)
     axes.set_ylim(len(WORLDS) - 0.5, -0.5)
     axes.grid(axis="x")
