@@ -25,6 +25,7 @@ from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
 from mage.engines.local import LocalEngine
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.evaluation.shards import ShardStore
 from mage.learn.learner import Learner
 from mage.models.base import SHIPPED
 from mage.opponents.base import find
@@ -514,6 +515,39 @@ def test_a_recipe_is_evaluated_untrained_and_compared_pairwise(run, place):
         (("--split ood",), "no opponents for split 'ood'"),
     ):
         assert message in refused("evaluate", run, *words, late=True)
+
+
+@end_to_end
+def test_an_evaluation_that_was_stopped_continues(place, tmp_path, monkeypatch):
+    """Every finished part of 128 tasks is kept beside the file of --tasks."""
+    file, whole = tmp_path / "some.jsonl", tmp_path / "whole.jsonl"
+    words = (
+        "evaluate",
+        place / "small.toml",
+        "--size 260 --episodes 1 --engines.slots=8 --memory none --tasks",
+    )
+    assert "were played before" not in call(*words, whole).stderr
+    added = ShardStore.add
+
+    def add_one(store: ShardStore, shard: Any) -> None:
+        added(store, shard)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardStore, "add", add_one)
+        assert call(*words, file).exit_code
+    assert not file.exists()
+    changed = [*words[:2], words[2].replace("--memory none", "--environments.max_turns=9")]
+    other = shutil.copy(f"{file}.partial", f"{tmp_path / 'other.jsonl'}.partial")
+    assert "were played before" not in call(*changed, tmp_path / "other.jsonl").stderr
+    assert not Path(other).exists()
+    monkeypatch.setattr("mage.cli.terminal.counting._EVERY", 0.0)
+    told = " ".join(call(*words, file).stderr.split())
+    assert f"128 of 260 meta-episodes were played before and are in {file}.partial" in told
+    assert "small.toml: meta-episode 260 of 260, about 0:00:00 left" in told
+    assert "meta-episode 127 of 260" not in told
+    assert file.read_bytes() == whole.read_bytes()
+    assert not Path(f"{file}.partial").exists()
 
 
 # --- play ----------------------------------------------------------------------------------------

@@ -17,15 +17,26 @@ from mage.environments.base import Environment
 from mage.evaluation.figures import Evaluation
 from mage.evaluation.panels import PanelName, recipe_panel
 from mage.evaluation.run import evaluate_panel
+from mage.evaluation.shards import ShardStore
 from mage.evaluation.swapped import evaluate_swapped
+from mage.learn import checkpoint
 from mage.memory.base import Memory
-from mage.models.base import atomic_folder, base_name, base_of, find_model, shipped_adapters
+from mage.models.base import (
+    atomic_folder,
+    base_folder,
+    base_name,
+    base_of,
+    find_model,
+    model_folder,
+    shipped_adapters,
+)
 from mage.opponents.base import population_of
 from mage.play import PlaySetup
 from mage.play.policy import PolicyPlayer
 from mage.run_folder import RunError, RunFolder
+from mage.run_folder.versions import versions
 from mage.training.build import Components, build_components
-from mage.training.fit import fit_to_gpu
+from mage.training.fit import fit_to_gpu, runs_elsewhere
 from mage.training.weights import Say, load_player, load_weights, save_weights
 from mage.types import Split
 
@@ -46,9 +57,24 @@ _SMALL = "smollm2"  # of several adapters for one environment, those of this mod
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """An agent that plays. `sources`: the folders that its weights come from."""
+
     title: str
     update: int
     components: Components
+    sources: tuple[Path, ...] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """What decides its play, as JSON. Files of weights are known by their size and time."""
+        files = [file for folder in self.sources for file in sorted(folder.iterdir())]
+        stats = [(str(file), file.stat()) for file in files if file.is_file()]
+        return {
+            "title": self.title,
+            "update": self.update,
+            "recipe": self.components.recipe.tables(),
+            "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
+            "versions": versions(),
+        }
 
 
 def warn(line: str) -> None:
@@ -85,7 +111,12 @@ def find_candidate(
 def untrained(title: str, recipe: Recipe, *, plays_only: bool = True) -> Candidate:
     """The model of a recipe before training."""
     recipe = fit_to_gpu(recipe, use="model")
-    return Candidate(title, 0, build_components(recipe, plays_only=plays_only))
+    return Candidate(title, 0, build_components(recipe, plays_only=plays_only), _models(recipe))
+
+
+def _models(recipe: Recipe) -> tuple[Path, ...]:
+    """The folders of the starting weights and of their base model; none behind an endpoint."""
+    return () if runs_elsewhere(recipe) else (model_folder(recipe), base_folder(recipe))
 
 
 def _recipe_at(name: str, overrides: Sequence[str]) -> Recipe:
@@ -190,7 +221,8 @@ def load_run(
     for line in check_files(folder):
         say(line)
     update, components = load_player(folder, recipe, which, say, plays_only=plays_only)
-    return Candidate(str(folder.path), update, components)
+    sources = *_models(recipe), checkpoint.place(folder.checkpoints, update)
+    return Candidate(str(folder.path), update, components, sources)
 
 
 def export_run(folder: RunFolder, which: str, target: Path, say: Say = warn) -> int:
@@ -223,11 +255,13 @@ def play_panel(
     swapped: bool = False,
     writer: Candidate | None = None,
     policy: PolicyPlayer | None = None,
+    store: ShardStore | None = None,
 ) -> Evaluation:
     """A candidate's figures on a fixed panel.
 
     `swapped`: every task is played with the memory of another one. `writer` writes the reflections
-    instead of the candidate. `policy` moves instead of the candidate.
+    instead of the candidate. `policy` moves instead of the candidate. `store` holds finished parts
+    of the panel; a swapped one is always played whole.
     """
     recipe = candidate.components.recipe
     setup = candidate.components.begin_play(evaluating=True, memory=memory)
@@ -240,7 +274,8 @@ def play_panel(
     tasks = recipe_panel(recipe, split, panel, size)
     if swapped:
         return evaluate_swapped(setup, population_of(recipe), tasks, panel, **common)
-    return evaluate_panel(setup, population_of(recipe), tasks, panel, transcripts=0, **common)[0]
+    common |= {"transcripts": 0, "store": store}
+    return evaluate_panel(setup, population_of(recipe), tasks, panel, **common)[0]
 
 
 def _with_writer(setup: PlaySetup, writer: Candidate) -> PlaySetup:

@@ -192,7 +192,7 @@ def _check_options(
 
 def _evaluate_panel(
     candidates: Sequence["Candidate"],
-    play: Callable[["Candidate"], "Evaluation"],
+    play: Callable[..., "Evaluation"],
     split: Split,
     panel: PanelName,
     size: int | None,
@@ -216,7 +216,8 @@ def _evaluate_panel(
     if stored is not None and rows is not None:
         recipe = candidates[0].components.recipe
         _check_tasks(stored, rows, recipe_panel(recipe, split, panel, size))
-    found = [play(candidate) for candidate in candidates]
+    partial_file = tasks and tasks.with_name(f"{tasks.name}.partial")
+    found = [play(one, kept=None if at else partial_file) for at, one in enumerate(candidates)]
     other = found[1] if len(found) == 2 else rows
     paired = None if other is None else compare(other, found[0])
     held = memory or "as in the recipe"
@@ -232,6 +233,7 @@ def _evaluate_panel(
         _show_evaluations(candidates, found, paired, title, what, by)
     if tasks is not None:  # last: if the disk is full, the figures are shown already
         write_tasks(tasks, found[0].rows)
+        tasks.with_name(f"{tasks.name}.partial").unlink(missing_ok=True)
 
 
 def _named(stored: Path | None) -> dict[str, Any]:
@@ -321,20 +323,27 @@ def _play(
     size: int | None,
     memory: Control | None,
     writer: "Candidate | None",
+    kept: Path | None = None,
 ) -> "Evaluation":
-    """Play a panel; a status line counts the tasks."""
+    """Play a panel and count its meta-episodes. Finished parts are kept in the file `kept`."""
     from mage.api.agents import play_panel
+    from mage.cli.terminal.counting import counted
+    from mage.evaluation.shards import ShardStore
 
     recipe = candidate.components.recipe
     count = (size or recipe.panel_size(panel)) * recipe.plays_of(panel)
-    title, notes, swapped = candidate.title, _notes(memory), memory == "swapped"
-    with console(stderr=True).status(f"{title}: playing {count:,} meta-episodes") as status:
-
-        def show(done: int) -> None:
-            status.update(f"{title}: meta-episode {done:,} of {count:,}")
-
+    notes, swapped, store, there = _notes(memory), memory == "swapped", None, 0
+    if kept is not None and not swapped:
+        panel_of: dict[str, Any] = {"split": split, "panel": panel, "tasks": count}
+        by = None if writer is None else writer.identity()
+        about = candidate.identity() | panel_of | {"memory": memory, "writer": by}
+        store = ShardStore(kept, about, say)
+        if there := sum(len(shard.rows) for shard in store.read()):
+            say(f"{there:,} of {count:,} meta-episodes were played before and are in {kept}")
+    plays = 2 if swapped else 1  # first with the own memories
+    with counted(candidate.title, count * plays, "meta-episode", there) as show:
         return play_panel(
-            candidate, split, panel, size, notes, show, swapped=swapped, writer=writer
+            candidate, split, panel, size, notes, show, swapped=swapped, writer=writer, store=store
         )
 
 
