@@ -1,16 +1,18 @@
 """A chat in pieces equals the rendered template, for several model families."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mage.agent.agent import episode_text, system_text
 from mage.agent.chat import Chat
+from mage.environments.alfworld import Alfworld
 from mage.environments.kuhn_poker import KuhnPoker
 from mage.environments.rock_paper_scissors import RockPaperScissors
 from mage.models.base import SHIPPED
-from tests.toys import byte_chat
+from tests.toys import byte_chat, scripted_agent
 
 
 def test_the_pieces_of_a_chat_equal_the_rendered_template():
@@ -137,3 +139,13 @@ def test_the_prompt_can_ask_for_a_sentence_before_the_action():
     assert sentence not in short
     assert long.endswith("<action>pass</action>")
     assert short.endswith("<action>pass</action>")
+
+
+@pytest.mark.parametrize("game", [KuhnPoker(), Alfworld(receptacles=4, objects=4)])
+def test_the_prompt_can_show_the_form_of_an_answer_without_an_example(game):
+    shown, form = (system_text(game, example=example) for example in (True, False))
+    assert shown.endswith(f", like this: <action>{game.example_action()}</action>")
+    assert form.endswith(", written between <action> and </action>.")
+    assert shown.rpartition(", ")[0] == form.rpartition(", ")[0]
+    agent = replace(scripted_agent(lambda prompt: ""), example=False)
+    assert form in agent.chat.decode(agent.begin(game, "Go."))

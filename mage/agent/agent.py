@@ -75,8 +75,9 @@ class Agent:
 
     `window`: latest turns that are shown in full; None = all; 0 = the present observation alone,
     without any past turn. `fold`: see `History`. `think_first`: the rules ask for one short
-    sentence before the action, and the history keeps it. `prompts`: the style in which the agent
-    is spoken to. `limits`: how much the agent may use the tools of an environment.
+    sentence before the action, and the history keeps it. `example`: the rules show an answer, not
+    only its form. `prompts`: the style in which the agent is spoken to. `limits`: how much the
+    agent may use the tools of an environment.
     """
 
     engine: Sampler
@@ -85,6 +86,7 @@ class Agent:
     window: int | None = None
     fold: int = 1
     think_first: bool = False
+    example: bool = True
     prompts: PromptStyle = "chat"
     limits: ToolLimits = ToolLimits()  # noqa: RUF009 (it is frozen)
 
@@ -95,7 +97,8 @@ class Agent:
 
     def begin(self, environment: Environment, user: str) -> Ids:
         """The prompt of the first turn: rules, answer format, tools, and `user`."""
-        system, tools = system_text(environment, self.think_first), self.tools(environment)
+        system = system_text(environment, self.think_first, self.example)
+        tools = self.tools(environment)
         if not tools:
             return self.chat.first(system, user)
         listed = self.chat.writes_calls
@@ -255,16 +258,17 @@ def _find_opening(reply: Ids, opening: Ids) -> int | None:
     return next((at for at in places if reply[at : at + len(opening)] == opening), None)
 
 
-def system_text(environment: Environment, think_first: bool = False) -> str:
+def system_text(environment: Environment, think_first: bool = False, example: bool = True) -> str:
     """Rules and answer format: the same for all tasks of an environment, so cached once."""
     kind = "game" if environment.multi_agent else "task"
     asked = {
         word: template(f"{word}_{kind}") + " " if think_first else ""
         for word in ("thought", "sentence")
     }
-    return template(f"system_{kind}").format(
-        rules=environment.rules(), example=environment.example_action(), **asked
-    )
+    form = template("form")
+    if example:
+        form = template("example").format(example=environment.example_action(), **asked)
+    return template(f"system_{kind}").format(rules=environment.rules(), form=form, **asked)
 
 
 def random_move(state: State, rng: random.Random) -> str:

@@ -88,7 +88,7 @@ _RULES: tuple[tuple[str, str, Callable[[Options], bool]], ...] = (
     ),
     ("warmup.copies", "while warmup.repeat_wins = false", lambda r: r.warmup.repeat_wins),
     ("run.keep_transcripts", "while run.episodes_every = 0", lambda r: r.run.episodes_every > 0),
-    ("agent.fold think_first past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
+    ("agent.fold think_first example past_turns", _PUBLISHED, lambda r: r.agent.prompts == "chat"),
     (
         "agent.tool_calls tool_seconds tool_characters",
         "in environments without tools",

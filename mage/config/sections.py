@@ -216,6 +216,11 @@ class AgentOptions(Section):
         description="the prompt asks for one short sentence before the action, and the history of "
         "the episode keeps it",
     )
+    example: bool = Field(
+        True,
+        description="the rules show an example of an answer; false = its form only, so that no "
+        "move is suggested",
+    )
     window: int | None = Field(
         None,
         ge=1,

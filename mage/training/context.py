@@ -138,6 +138,7 @@ def make_agent(
         window=options.shown_window(),
         fold=options.fold,
         think_first=options.think_first,
+        example=options.example,
         prompts=options.prompts,
         limits=ToolLimits(
             calls=options.tool_calls,
