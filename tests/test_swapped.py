@@ -66,9 +66,7 @@ def test_a_swapped_task_sees_the_memory_of_its_partner_and_nothing_else_changes(
     )
     kept, metas = evaluate_panel(setup, population, tasks, "final", plays=2)
     seen.clear()
-    counts = list[int]()
-    swapped = evaluate_swapped(setup, population, tasks, "final", plays=2, on_played=counts.append)
-    assert sorted(set(counts)) == list(range(1, 4 * len(tasks) + 1)), "both passes are counted"
+    swapped = evaluate_swapped(setup, population, tasks, "final", plays=2)
     assert [row.task for row in swapped.rows] == [row.task for row in kept.rows]
     assert [row.scores[0] for row in swapped.rows] == [row.scores[0] for row in kept.rows]
     assert sum(NOTE in prompt for prompt in seen) == len(metas), "no notes in the second pass"

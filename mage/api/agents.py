@@ -250,8 +250,8 @@ def play_panel(
     panel: PanelName,
     size: int | None,
     memory: Memory | None,
-    on_played: Callable[[int], None] = lambda done: None,
     *,
+    after_episode: Callable[[], None] = lambda: None,
     swapped: bool = False,
     writer: Candidate | None = None,
     policy: PolicyPlayer | None = None,
@@ -265,12 +265,10 @@ def play_panel(
     """
     recipe = candidate.components.recipe
     setup = candidate.components.begin_play(evaluating=True, memory=memory)
-    setup = replace(setup, policy=policy)
+    setup = replace(setup, policy=policy, after_episode=after_episode)
     if writer is not None:
         setup = _with_writer(setup, writer)
-    common = dict[str, Any](
-        plays=recipe.plays_of(panel), with_ceilings=recipe.evaluate.ceilings, on_played=on_played
-    )
+    common = dict[str, Any](plays=recipe.plays_of(panel), with_ceilings=recipe.evaluate.ceilings)
     tasks = recipe_panel(recipe, split, panel, size)
     if swapped:
         return evaluate_swapped(setup, population_of(recipe), tasks, panel, **common)

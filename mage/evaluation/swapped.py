@@ -7,9 +7,8 @@ memory says then loses its gain; an agent that gains because the prompt is longe
 later episode is announced, keeps it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from mage.config.errors import UserError
@@ -30,34 +29,22 @@ def evaluate_swapped(
     *,
     plays: int = 1,
     with_ceilings: bool = True,
-    on_played: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
-    """Figures of the panel when every task sees the memory of its partner.
-
-    `on_played` counts both times, so up to twice the tasks.
-    """
+    """Figures of the panel when every task sees the memory of its partner."""
     if setup.memory.tasks_at_once is not None:
         raise UserError(
             f"the memory {setup.memory.name} is kept from task to task, so it has no notes of one "
             "task to swap. Use the memory notes or amem"
         )
-    others, count = partners(setup.environment, tasks), len(tasks)
-    _, metas = evaluate_panel(
-        setup, population, tasks, panel, plays=plays, with_ceilings=False, on_played=on_played
-    )
-    kept = {meta.group: meta.memories for meta in metas}
+    others = partners(setup.environment, tasks)
+    _, metas = evaluate_panel(setup, population, tasks, panel, plays=plays, with_ceilings=False)
+    kept, count = {meta.group: meta.memories for meta in metas}, len(tasks)
     if not any(text for texts in kept.values() for text in texts):
         raise UserError("the memory stayed empty in all tasks, so nothing can be swapped")
     shown = {group: kept[group - group % count + others[group % count]] for group in kept}
     setup = replace(setup, shown=shown)
     how: dict[str, Any] = {"plays": plays, "with_ceilings": with_ceilings, "transcripts": 0}
-    again = partial(_after, count * plays, on_played)
-    return evaluate_panel(setup, population, tasks, panel, on_played=again, **how)[0]
-
-
-def _after(first: int, on_played: Callable[[int], None], done: int) -> None:
-    """Count what is played with swapped memories after the first time."""
-    on_played(first + done)
+    return evaluate_panel(setup, population, tasks, panel, **how)[0]
 
 
 def partners(environment: Environment, tasks: Sequence[Task]) -> list[int]:

@@ -33,7 +33,7 @@ class PlaySetup:
     copies of a league, and models as opponents. `writer` writes the reflections; None = the agent
     itself. `shown` has the texts that meta-episodes see instead of their own memory, one per
     episode, by group. `rewards` are functions that add to the reward of an episode. `policy` moves
-    instead of the agent.
+    instead of the agent. `after_episode` is called after every episode.
     """
 
     environment: Environment
@@ -49,6 +49,7 @@ class PlaySetup:
     shown: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     rewards: tuple[RewardTerm, ...] = ()
     policy: PolicyPlayer | None = None
+    after_episode: Callable[[], None] = lambda: None
 
     def meet(self, task: Task) -> Opponent:
         """The player on the other side of a task."""

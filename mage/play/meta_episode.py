@@ -43,6 +43,7 @@ async def play_meta_episode(
         episode, memory = await play_episode(setup, ref, recall, reflection, on_start)
         episodes.append(episode)
         memories.append(memory)
+        setup.after_episode()
         if on_episode is not None:
             on_episode(number, memory, episode)
         if number + 1 == setup.episodes or (setup.stop_on_success and episode.outcome == "won"):

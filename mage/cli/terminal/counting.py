@@ -1,4 +1,4 @@
-"""Count what is played: a status line, or without a terminal one line every 30 seconds."""
+"""Count what is done: a status line, or without a terminal one line every 30 seconds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,21 +11,22 @@ _EVERY = 30.0
 
 
 @contextmanager
-def counted(title: str, total: int, unit: str, start: int = 0) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many are done. `start` were done before."""
+def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A function that is called after each of at most `total` items."""
     out = console(stderr=True)
     began = printed = time.monotonic()
+    done = 0
 
-    def show(done: int) -> None:
-        nonlocal printed
-        now = time.monotonic()
-        left = timedelta(seconds=round((now - began) / max(1, done - start) * (total - done)))
-        line = f"{title}: {unit} {done:,} of {total:,}, about {left} left"
+    def one_more() -> None:
+        nonlocal done, printed
+        done, now = done + 1, time.monotonic()
+        left = timedelta(seconds=round((now - began) / done * max(0, total - done)))
+        line = f"{what} {done:,} of {total:,}, about {left} left"
         if out.is_terminal:
             status.update(line)
         elif now - printed > _EVERY:
             printed = now
             out.print(line, markup=False, soft_wrap=True)
 
-    with out.status(f"{title}: playing {total:,} {unit}s") as status:
-        yield show
+    with out.status(f"{what} 0 of {total:,}") as status:
+        yield one_more

@@ -325,7 +325,7 @@ def _play(
     writer: "Candidate | None",
     kept: Path | None = None,
 ) -> "Evaluation":
-    """Play a panel and count its meta-episodes. Finished parts are kept in the file `kept`."""
+    """Play a panel and count its episodes. Finished parts are kept in the file `kept`."""
     from mage.api.agents import play_panel
     from mage.cli.terminal.counting import counted
     from mage.evaluation.shards import ShardStore
@@ -341,9 +341,18 @@ def _play(
         if there := sum(len(shard.rows) for shard in store.read()):
             say(f"{there:,} of {count:,} meta-episodes were played before and are in {kept}")
     plays = 2 if swapped else 1  # first with the own memories
-    with counted(candidate.title, count * plays, "meta-episode", there) as show:
+    episodes = (count - there) * plays * recipe.evaluation_episodes()
+    with counted(f"{candidate.title}: episode", episodes) as one_more:
         return play_panel(
-            candidate, split, panel, size, notes, show, swapped=swapped, writer=writer, store=store
+            candidate,
+            split,
+            panel,
+            size,
+            notes,
+            after_episode=one_more,
+            swapped=swapped,
+            writer=writer,
+            store=store,
         )
 
 
