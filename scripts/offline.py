@@ -5,10 +5,10 @@
     python3.12 offline.py unpack FOLDER --to TARGET   # check, unpack, install the wheels, try it
 
 A pack is a folder: `manifest.json`, a copy of this script, and one tar file in parts. It holds the
-project, its wheels and a model. Wheels are downloaded level by level from the requirements in their
-metadata: pip alone would apply the conditions of THIS machine (`platform_machine`,
-`python_version`), and could not leave out what the host has. On the host the script needs nothing
-but Python and pip.
+project, its wheels, a model, and with --also any files and folders. Wheels are downloaded level by
+level from the requirements in their metadata: pip alone would apply the conditions of THIS machine
+(`platform_machine`, `python_version`), and could not leave out what the host has. On the host the
+script needs nothing but Python and pip.
 """
 
 import argparse
@@ -179,7 +179,10 @@ def pack(given: argparse.Namespace) -> None:
         from mage.models.base import find_model
 
         model = Path(find_model(given.model)).resolve()
-    files = list(_project_files(given.project, given.include.split(",")))
+    files = [
+        *_project_files(given.project, given.include.split(",")),
+        *(one for path in given.also for one in _files_of(path)),
+    ]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.out.parent, prefix=f".{given.out.name}.") as beside:
         (made := Path(beside, "pack")).mkdir()
@@ -213,6 +216,14 @@ def _project_files(project: Path, included: list[str]) -> Iterator[tuple[str, Pa
     for name in done.stdout.split("\0"):
         if name and not name.startswith(left) and (project / name).is_file():
             yield f"project/{name}", project / name
+
+
+def _files_of(path: Path) -> list[tuple[str, Path]]:
+    """A file, or all files of a folder, by their place in the folder `also`."""
+    if not path.exists():
+        raise UsageError(f"--also {path}: there is no such file or folder.")
+    name = f"also/{path.resolve().name}"
+    return _files_below(path, name) if path.is_dir() else [(name, path)]
 
 
 def _files_below(folder: Path, name: str) -> list[tuple[str, Path]]:
@@ -378,6 +389,8 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
     add("--model", metavar="NAME|FOLDER", help="a model of `mage model list`, or a folder")
     add("--without", default="", metavar="NAME,...", help="packages that the host has already")
     add("--include", default="", metavar="NAME,...", help=f"also pack {' and '.join(LARGE)}")
+    about = "a file or folder, unpacked into TARGET/also; may be repeated"
+    add("--also", action="append", default=[], type=Path, metavar="PATH", help=about)
     add("--part-mb", type=int, default=1000, metavar="N", help="megabytes of a part")
     add("--project", type=Path, default=SCRIPT.parent.parent, help=argparse.SUPPRESS)
     for task, parsed in ((check, checking), (unpack, unpacking)):

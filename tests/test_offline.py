@@ -101,7 +101,11 @@ def pack(world: Path, out: Path, *words: str, without: str = "heavy") -> int:
 def packed(world):
     """One pack for all tests, in parts of 1 MB."""
     model = world / "models" / "tiny"
-    assert pack(world, world / "pack", "--model", str(model), "--part-mb", "1") == 0
+    (data := world / "data" / "games").mkdir(parents=True)
+    (data / "one.txt").write_text("game")
+    also = ["--also", str(data), "--also", str(world / "project" / "constraints.txt")]
+    words = ["--model", str(model), "--part-mb", "1", *also]
+    assert pack(world, world / "pack", *words) == 0
     return world / "pack"
 
 
@@ -140,6 +144,8 @@ def test_a_pack_in_parts_is_unpacked_installed_and_tested(folder, tmp_path):
     assert (tmp_path / "host/models/tiny/model.safetensors").read_bytes() == bytes(
         range(256)
     ) * 12_000
+    assert (tmp_path / "host/also/games/one.txt").read_text() == "game"
+    assert (tmp_path / "host/also/constraints.txt").read_text().startswith("# pins")
     assert not (tmp_path / "host/project/untracked").exists()
     assert not (tmp_path / "host/project/results").exists(), "left out unless it is asked for"
     assert (tmp_path / "host/project/link.txt").read_text() == "large", "the file that a link names"
@@ -178,6 +184,12 @@ def test_a_wheel_missing_for_the_platform_gives_one_clear_message(world, tmp_pat
     assert f"no wheel of newer for Python {PYTHON} on {TAG}" in told
     assert "--without newer" in told
     assert [one.name for one in tmp_path.iterdir()] == ["project"], "nothing is left behind"
+
+
+def test_a_file_that_is_not_there_is_refused(world, tmp_path, capsys):
+    assert pack(world, tmp_path / "pack", "--also", str(tmp_path / "none")) == 2
+    assert "none: there is no such file or folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_pack_for_another_python_is_refused(folder, tmp_path):
