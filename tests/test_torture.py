@@ -20,7 +20,7 @@ def test_fuzzed_input_gives_data_or_one_message(part, tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("part", ["operations", "damage", "disks"])
+@pytest.mark.parametrize("part", ["operations", "damage", "disks", "long_run"])
 def test_killed_runs_damaged_folders_and_full_disks_lose_nothing(part, tmp_path):
     """In a process of its own: the parts fork, and this one may have computed with torch."""
     words = ["--short", "--seed=7", f"--only={part}"]

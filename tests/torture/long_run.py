@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ updates = {updates}
 save_every = {hundredth}
 evaluate_every = {tenth}
 episodes_every = 1
-keep_transcripts = 20
+keep_transcripts = {kept}
 threads = 1
 [environments]
 name = "rock_paper_scissors"
@@ -46,6 +47,9 @@ final_size = 2
 ceilings = false
 """
 _MEMORY = 1.1  # allowed growth of the memory in use after the first tenth
+_KEPT = 20  # transcripts
+_CHECKPOINTS = 3  # the newest two and the best one
+_FIRST = 4  # the earliest update of the comparison
 _LINES = 3_000  # bytes of metrics, checksums, times and events that an update may add
 
 
@@ -56,12 +60,14 @@ class Usage:
     update: int
     memory: float
     handles: int
-    saved: int  # checkpoints and transcripts
+    checkpoints: int  # their number
+    largest: int  # bytes of the largest checkpoint
+    transcripts: int
     lines: int  # all other files
 
 
 def torture(place: Path, updates: int) -> Result:
-    """Train and compare the usage after a tenth of the updates with that at the end."""
+    """Train and compare the usage after a tenth of the updates, or a few, with that at the end."""
     found = place / "usage.json"
     ended = call(lambda: _train(place, updates, found), place / "log", limit=6_000)
     if ended.code != 0:
@@ -80,14 +86,15 @@ def _train(place: Path, updates: int, found: Path) -> None:
 
     recipe = place / "long.toml"
     hundredth = max(1, updates // 100)
-    recipe.write_text(RECIPE.format(updates=updates, tenth=updates // 10, hundredth=hundredth))
+    sizes = {"updates": updates, "tenth": updates // 10, "hundredth": hundredth, "kept": _KEPT}
+    recipe.write_text(RECIPE.format(**sizes))
     folder, seen = RunFolder.create(place / "long", load_recipe(recipe)), list[Usage]()
 
     class Watch(Callback):
         def on_update(
             self, update: int, total: int, metrics: Mapping[str, Any], timing: Mapping[str, float]
         ) -> None:
-            if update in (updates // 10, updates):
+            if update in (max(updates // 10, _FIRST), updates):
                 seen.append(measure(folder.path, update))
                 found.write_text(json.dumps([asdict(one) for one in seen]))
 
@@ -97,17 +104,21 @@ def _train(place: Path, updates: int, found: Path) -> None:
 def measure(run: Path, update: int) -> Usage:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     sizes = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
-    saved = sum(
-        size
-        for path, size in sizes.items()
-        if path.relative_to(run).parts[0] in ("checkpoints", "episodes")
-    )
+
+    by_folder, by_checkpoint = Counter[str](), Counter[str]()
+    for path, size in sizes.items():
+        folder, *rest = path.relative_to(run).parts
+        by_folder[folder] += size
+        if folder == "checkpoints":
+            by_checkpoint[rest[0]] += size
     return Usage(
         update,
         pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
         len(os.listdir("/proc/self/fd")),
-        saved,
-        sum(sizes.values()) - saved,
+        len(by_checkpoint),
+        max(by_checkpoint.values(), default=0),
+        by_folder["episodes"],
+        sum(sizes.values()) - by_folder["checkpoints"] - by_folder["episodes"],
     )
 
 
@@ -117,17 +128,25 @@ def _judge(first: Usage, last: Usage) -> list[str]:
         faults.append(f"memory grew from {first.memory:.0f} to {last.memory:.0f} MB")
     if last.handles > first.handles:
         faults.append(f"open files grew from {first.handles} to {last.handles}")
-    if last.saved > 1.5 * first.saved:  # the best checkpoint may be that of update 0, a small one
-        faults.append(f"saved files grew from {first.saved:,} to {last.saved:,} bytes")
+    if last.checkpoints > _CHECKPOINTS:
+        faults.append(f"{last.checkpoints} checkpoints are kept")
+    if last.largest > 1.1 * first.largest:
+        faults.append(f"a checkpoint grew from {first.largest:,} to {last.largest:,} bytes")
+    if last.transcripts > 1.5 * first.transcripts * _KEPT / min(first.update, _KEPT):
+        faults.append(f"transcripts grew from {first.transcripts:,} to {last.transcripts:,} bytes")
     if last.lines - first.lines > _LINES * (last.update - first.update) + 11 * 40_000:
         faults.append(f"other files grew from {first.lines:,} to {last.lines:,} bytes")
     return faults
 
 
 def _text(first: Usage, last: Usage) -> str:
+    def megabytes(before: int, after: int) -> str:
+        return f"{before / 1e6:.2f} to {after / 1e6:.2f} MB"
+
     return (
         f"memory {first.memory:.0f} to {last.memory:.0f} MB, open files {first.handles} to "
-        f"{last.handles}, checkpoints and transcripts {first.saved / 1e6:.2f} to "
-        f"{last.saved / 1e6:.2f} MB, other files {first.lines / 1e6:.2f} to "
-        f"{last.lines / 1e6:.2f} MB, updates {first.update} to {last.update}"
+        f"{last.handles}, {last.checkpoints} checkpoints of "
+        f"{megabytes(first.largest, last.largest)}, transcripts "
+        f"{megabytes(first.transcripts, last.transcripts)}, other files "
+        f"{megabytes(first.lines, last.lines)}, updates {first.update} to {last.update}"
     )
