@@ -246,7 +246,8 @@ def draw_adaptation(axes: Axes) -> None:
     axes.grid(axis="x")
     axes.set_title("0 = without adapting, 1 = the most that is possible", fontsize=11.5)
     axes.set_xlabel(
-        "Dots: episodes 1, 2, 3 (the largest). Ring: episode 3, memory emptied.\n"
+        "Dots: episodes 1, 2, 3 (the largest).\n"
+        "Ring: episode 3, memory emptied (where it was played).\n"
         "Blue: 0 is the best without memory, 1 the best learner, both exact.\n"
         "Orange: 0 is the success in episode 1, 1 is every task.\n"
         "Bars: 95 % interval of the gain from episode 1 to 3.",

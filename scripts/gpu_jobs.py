@@ -58,35 +58,55 @@ class Job:
     needs: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     keep: list[str] = field(default_factory=list)
-    state: str = "waiting"
-    began: float = 0.0
-    took: float = 0.0
-    stop_at: float = 0.0
-    kill_at: float | None = None
-    process: subprocess.Popen[bytes] | None = None
+    state: str = field(default="waiting", init=False)
+    began: float = field(default=0.0, init=False)
+    took: float = field(default=0.0, init=False)
+    stop_at: float = field(default=0.0, init=False)
+    kill_at: float | None = field(default=None, init=False)
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
 
-_KEYS = [one.name for one in fields(Job)][1:9]
+_KEYS = [one.name for one in fields(Job) if one.init and one.name != "name"]
+_WORDS = ("needs", "after", "keep")
 
 
 def read_jobs(path: Path) -> dict[str, Job]:
     """The jobs of a file, checked."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("jobs", {})
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("jobs")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
+    if not tables or not isinstance(tables, dict):
+        raise UsageError(f"{path} has no table [jobs.NAME]")
     jobs = {}
     for name, table in tables.items():
-        for missing in {"command", "seconds"} - table.keys():
-            raise UsageError(f"{path}: job {name} needs {missing!r}")
-        for unknown in table.keys() - set(_KEYS):
-            raise UsageError(f"{path}: job {name} has {unknown!r}; known are {', '.join(_KEYS)}")
-        for other in set(table.get("after", [])) - tables.keys():
-            raise UsageError(f"{path}: job {name} waits for {other!r}, which is not in the file")
+        if fault := _fault(table, tables):
+            raise UsageError(f"{path}: job {name} {fault}")
         jobs[name] = Job(name=name, **table)
-    if not jobs:
-        raise UsageError(f"{path} has no table [jobs.NAME]")
     return jobs
+
+
+def _fault(table: Any, tables: dict[str, Any]) -> str | None:
+    """What is wrong with the table of a job."""
+    if not isinstance(table, dict):
+        return "is no table"
+    for missing in {"command", "seconds"} - table.keys():
+        return f"needs {missing!r}"
+    for key, value in table.items():
+        if key not in _KEYS:
+            return f"has {key!r}; known are {', '.join(_KEYS)}"
+        if key == "command":
+            right, kind = isinstance(value, str), "a text"
+        elif key in _WORDS:
+            right = isinstance(value, list) and all(isinstance(word, str) for word in value)
+            kind = "a list of texts"
+        else:
+            right, kind = type(value) in (int, float) and value >= 0, "a number"
+        if not right:
+            return f"has {key} = {value!r}, which must be {kind}"
+    for other in set(table.get("after", [])) - tables.keys():
+        return f"waits for {other!r}, which is not in the file"
+    return None
 
 
 @dataclass
@@ -201,7 +221,7 @@ class Lease:
             self._note(job, "done" if code == 0 else ended)
 
     def _stop(self, job: Job, why: str) -> None:
-        """Ask a job to stop; it is killed after a while. A training saves and plays its panels."""
+        """Ask a job to stop; it is killed after a while. A training saves a checkpoint."""
         self._tell(f"{job.name}: {why}")
         if job.process is None:
             self._note(job, "stopped")

@@ -186,6 +186,14 @@ def test_the_file_may_change_and_a_signal_stops_everything(tmp_path):
     ("text", "message"),
     [
         ("", "has no table [jobs.NAME]"),
+        ("jobs = 3", "has no table [jobs.NAME]"),
+        ("[jobs]\na = 3", "job a is no table"),
+        ("[jobs.a]\ncommand = 1\nseconds = 1", "job a has command = 1, which must be a text"),
+        ('[jobs.a]\ncommand = "true"\nseconds = "1"', "seconds = '1', which must be a number"),
+        (
+            '[jobs.a]\ncommand = "true"\nseconds = 1\nkeep = "x"',
+            "keep = 'x', which must be a list of texts",
+        ),
         ("[jobs", "jobs.toml: "),
         ('[jobs.a]\ncommand = "true"', "job a needs 'seconds'"),
         ('[jobs.a]\ncommand = "true"\nseconds = 1\nmem = 2', "job a has 'mem'; known are command"),

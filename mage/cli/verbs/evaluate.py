@@ -231,9 +231,9 @@ def _evaluate_panel(
         what = f"{panel} {split} panel, memory {held}"
         what += "" if writer is None else f", notes by {writer.title}"
         _show_evaluations(candidates, found, paired, title, what, by)
-    if tasks is not None:  # last: if the disk is full, the figures are shown already
+    if tasks and partial_file:  # last: if the disk is full, the figures are shown already
         write_tasks(tasks, found[0].rows)
-        tasks.with_name(f"{tasks.name}.partial").unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
 
 
 def _named(stored: Path | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _from_hub(say: Say) -> Path | None:
         return Path(cached)
     say(f"asking the model hub for {_REPOSITORY}")
     try:
-        # One question first: a download would ask a hub that is not there for half a minute.
+        # One question first: a download would ask a hub that is not there six times.
         HfApi().model_info(_REPOSITORY, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return Path(hf_hub_download(_REPOSITORY, _FILE))
     except (HTTPError, OSError, ValueError) as error:
