@@ -38,18 +38,24 @@ from mage.models.base import find_model
 from mage.models.shapes import PRESETS
 
 SHAPES = PRESETS | {"tiny": TINY}
-WAYS = ("separate", "ours")
+# Modules whose kernels may overlap the one before them; products of our own are among them.
+MODULES = ("kernels", "attend_kernels", "product_kernels")
+WAYS = ("separate", "ours", *MODULES)
 REPEATS = 30
 ROOM = 256  # tokens of a sequence beside its keys: every repeat adds one
 
 
 def kernels_of(way: str) -> ExitStack:
-    """`separate`: no kernel overlaps another, and cuBLAS computes all products."""
+    """`separate`: no kernel overlaps another, and cuBLAS computes all products.
+
+    `ours`: as in the engine. The name of a module: only its kernels overlap.
+    """
     stack = ExitStack()
-    if way == "separate" and device() == "cuda":
-        for name in ("kernels", "attend_kernels", "product_kernels"):
-            module = import_module(f"mage.engines.gpu.{name}")
-            stack.enter_context(mock.patch.object(module, "overlaps", return_value=False))
+    if device() == "cuda":
+        for name in MODULES:
+            if way not in ("ours", name):
+                module = import_module(f"mage.engines.gpu.{name}")
+                stack.enter_context(mock.patch.object(module, "overlaps", return_value=False))
     return stack
 
 
@@ -114,19 +120,20 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         model = random_model(SHAPES[name], Qwen3ForCausalLM, Qwen3Config)
         for cache in given.caches.split(","):
             for count in map(int, given.counts.split(",")):
-                yield measure_case(name, model, chat, cache, count, given.keys)
+                yield measure_case(name, model, chat, cache, count, given.keys, given.ways)
                 free()
         del model
         free()
 
 
 def measure_case(
-    name: str, model: Any, chat: Chat, cache: str, count: int, keys: int
+    name: str, model: Any, chat: Chat, cache: str, count: int, keys: int, ways: str
 ) -> dict[str, Any]:
-    """Milliseconds of both ways, and how far their logits are from each other."""
+    """Milliseconds of the ways, the gains over the first, and how far the logits are from its."""
     record: dict[str, Any] = {"shape": name, "cache": cache, "case": f"{count} x {keys} keys"}
     logits = []
-    for way in WAYS:
+    names = ways.split(",")
+    for way in names:
         with kernels_of(way):
             step = Step(
                 make_engine(model, chat, cache, slots=count, context=keys + ROOM), count, keys
@@ -137,8 +144,9 @@ def measure_case(
             record[f"{way}_ms"] = 1e3 * seconds_of(step)
             del step
             free()
-    record["gain"] = record["separate_ms"] / record["ours_ms"]
-    record["distance"] = float((logits[0] - logits[1]).norm() / logits[0].norm())
+    for way, found in zip(names[1:], logits[1:]):
+        record[f"{way}_gain"] = record[f"{names[0]}_ms"] / record[f"{way}_ms"]
+        record[f"{way}_distance"] = float((logits[0] - found).norm() / logits[0].norm())
     return record
 
 
@@ -147,6 +155,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--shapes", default="qwen3-4b", help=", ".join(SHAPES))
     parser.add_argument("--caches", default=",".join(CACHES), help=", ".join(CACHES))
     parser.add_argument("--counts", default="16,64,128", help="numbers of sequences")
+    parser.add_argument("--ways", default="separate,ours", help=", ".join(WAYS))
     parser.add_argument("--keys", type=int, default=1024, help="keys of a sequence")
     parser.add_argument("--out", type=Path, help="JSON file, written after every result")
     given = parser.parse_args(words)

@@ -29,6 +29,7 @@ COLOURS = {
     (FIXED := "best without adapting"): Colour.quiet,
 }
 LATE = "qwen/rps_controls/reflections_late_seed1"  # notes learn late
+REPAIR = "qwen/worlds/webshop_repair_mage_seed1"  # a start that teaches repair
 Curve = Sequence[dict[str, Any]]  # one estimate an episode: value, low, high
 
 
@@ -201,7 +202,7 @@ WORLDS = {
     "Sokoban, two boxes, SmolLM2": ("smollm2_sokoban_long/mage_seed0_test{}", "success"),
     "Sokoban, two boxes, Qwen2.5-1.5B": ("qwen/worlds/sokoban_mage_seed1/evaluate_{}", "success"),
     "WebShop, SmolLM2": ("smollm2_webshop_loss/mage_seed0_test{}_four_plays", "success"),
-    "WebShop, Qwen2.5-1.5B": ("qwen/worlds/webshop_mage_seed1/evaluate_{}", "success"),
+    "WebShop, Qwen2.5-1.5B": (f"{REPAIR}/evaluations/{{}}_test", "success"),
     "Tic-Tac-Toe, SmolLM2": ("smollm2_tic_tac_toe/evaluations/{}_test", "success"),
     "Tic-Tac-Toe, Qwen2.5-1.5B": ("qwen/tic_tac_toe/mage_seed1/evaluate_ten_episodes", "success"),
 }

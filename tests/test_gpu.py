@@ -421,8 +421,8 @@ def test_kernels_that_overlap_give_the_results_of_separate_ones(cache, monkeypat
     replies = []
     for overlap in (True, True, False):
         if not overlap:  # `kernels.overlaps` also says which products have kernels of ours
-            monkeypatch.setattr("mage.engines.gpu.attend_kernels.overlaps", lambda device: False)
-            monkeypatch.setattr("mage.engines.gpu.product_kernels.overlaps", lambda device: False)
+            monkeypatch.setattr("mage.engines.gpu.attend_kernels.overlaps", lambda rows: False)
+            monkeypatch.setattr("mage.engines.gpu.product_kernels.overlaps", lambda rows: False)
         found = answer(int8_toys.make_engine(model, cache), requests)
         replies.append([(one.token_ids, one.logprobs) for one in found])
     assert replies[0] == replies[1] == replies[2]

@@ -45,7 +45,7 @@ def attend_decode(
     sums = query.new_empty(splits, *query.shape[:2], dtype=torch.float32) if splits > 1 else query
     together = heads // kv_heads
     lines = max(16, triton.next_power_of_2(width * together))
-    early = overlaps(query.device)
+    early = overlaps(query)
     sizes = heads, together, lines, size, BLOCK, splits, width, early
     if scales is None:
         _attend_decode[(rows, kv_heads, splits)](

@@ -62,7 +62,7 @@ def add_project_norm(
 
 def _tiles(rows: Tensor, words: int, bias: Tensor | None, **kind: bool) -> Tiles | None:
     """How a kernel of ours divides a product; None: cuBLAS computes it."""
-    ours = overlaps(rows.device) and rows.dtype != torch.float32 and bias is None
+    ours = overlaps(rows) and rows.dtype != torch.float32 and bias is None
     return tiles_for(len(rows), words, rows.shape[1], **kind) if ours else None
 
 
@@ -125,7 +125,7 @@ def rotate_and_store(
     kv_heads = keys.shape[2]
     query = together.new_empty(rows, heads, size)
     query_norm, key_norm = norms or (together, together)
-    early = overlaps(together.device)
+    early = overlaps(together)
     _rotate_and_store[(rows,)](
         together, query, *rope, query_norm, key_norm, slots, positions, keys, values,
         keys.stride(0), keys.stride(1), epsilon,

@@ -15,14 +15,20 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from mage.engines.gpu.state import overlap_pays
+
 _LINE = tl.constexpr(128)  # bytes that one request brings
 
 __all__ = ["fetch", "gdc_launch_dependents", "gdc_wait", "overlaps"]
 
 
+def overlaps(rows: torch.Tensor) -> bool:
+    """Whether kernels over `rows` [count, ...] do so: on Hopper, where this was measured."""
+    return overlap_pays(len(rows), rows.shape[1:].numel()) and _can_overlap(rows.device)
+
+
 @cache
-def overlaps(device: torch.device) -> bool:
-    """Whether the kernels do so: on Hopper, where this was measured."""
+def _can_overlap(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 

@@ -34,7 +34,7 @@ def product(
     out = rows.new_empty(count, words)
     if summed:
         out = rows.new_empty(tiles.splits, count, words, dtype=torch.float32)
-    early = overlaps(rows.device)
+    early = overlaps(rows)
     _product[(words // tiles.words, tiles.splits)](
         rows, weight, rows if bias is None else bias, out, count,
         words, depth, max(16, triton.next_power_of_2(count)),
@@ -88,7 +88,7 @@ def _product(  # type: ignore[no-untyped-def]
 def add_norm(hidden: Tensor, parts: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Add the sum of `parts` [parts, rows, width] to `hidden` in place; returns its RMS norm."""
     out = torch.empty_like(hidden)
-    early = overlaps(hidden.device)
+    early = overlaps(hidden)
     _add_norm[(len(hidden),)](
         hidden, parts, weight, out, epsilon, *hidden.shape,
         triton.next_power_of_2(hidden.shape[1]), len(parts), early,

@@ -36,8 +36,8 @@ class Tiles(NamedTuple):
     ahead: int = 1
 
 
-# A product with fewer weights is left to cuBLAS from 17 rows on. On an H200 SmolLM2-135M was slower
-# with ours at 64 and 128 rows and faster at 8; between them nothing was measured.
+# A product with fewer weights is left to cuBLAS from 17 rows on. On an H200 SmolLM2-135M's steps of
+# 64 and 128 rows were slower with ours and overlap together (the products alone: not measured).
 SMALL = 2_000_000
 
 
@@ -59,6 +59,15 @@ def tiles_for(
         return Tiles(32, step, stages=3)
     splits = max(1, min(round(120 * 64 / words), depth // step // 2)) if summed else 1
     return Tiles(64, step, splits, stages=5 if rows <= 64 else 4)
+
+
+def overlap_pays(rows: int, numbers: int) -> bool:
+    """Whether kernels over `rows` of so many numbers should start while the one before runs.
+
+    SmolLM2-135M's steps (576 numbers) of 64 and 128 rows get slower by it, those of 16 rows faster;
+    between 16 and 64 rows nothing was measured.
+    """
+    return rows <= 32 or numbers >= 1024
 
 
 DECODE = Tuning(lines=16, keys=BLOCK)
