@@ -1,10 +1,11 @@
-"""Keys and values in 8 bits against the model's format: speed, memory, and the learner's logprobs.
+"""Keys, values and weights in 8 bits: speed, memory, and the distance to the learner's logprobs.
 
     python -m benchmarks.cache --out cache.json                # on a GPU
     python -m benchmarks.cache --model FOLDER --parts mismatch # a real model on texts of docs/
+    python -m benchmarks.cache --parts speed,mismatch --formats model,int8,weights,int8+weights
     python -m benchmarks.cache --size tiny                     # a test on a CPU
 
-Speed: a model of Qwen3-4B's shape with random weights; both caches answer the same requests in
+Speed: a model of Qwen3-4B's shape with random weights; all formats answer the same requests in
 turn, prefill included; the first round warms up and is not counted. Mismatch: the mean difference
 of a reply token's logprob in the engine and in the learner, by length of prompt and reply, with
 1.5 B parameters. Random weights attend to all keys almost equally, so only a real model shows
@@ -49,6 +50,13 @@ from mage.training.fit import fit_to_gpu
 from mage.types import Completion, Request, Sample, TurnRef
 
 CACHES = ("model", "int8")
+# Formats of keys and values, and of the weights that decode steps read.
+FORMATS: dict[str, dict[str, str]] = {
+    "model": {},
+    "int8": {"cache": "int8"},
+    "weights": {"weights": "int8"},
+    "int8+weights": {"cache": "int8", "weights": "int8"},
+}
 PARTS = ("attention", "speed", "mismatch", "play")
 MIDDLE = ModelShape(28, 1536, 12, 2, 128, 8960, 151_936, True)
 TINY = ModelShape(2, 64, 4, 2, 64, 128, 1024, True)
@@ -93,8 +101,10 @@ def random_model(shape: ModelShape, kind: Any, config: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def make_engine(model: PreTrainedModel, chat: Chat, cache: str, **sizes: int) -> LocalEngine:
-    return LocalEngine(model, chat, cache=cache, run_ahead=True, **sizes)  # type: ignore[arg-type]
+def make_engine(model: PreTrainedModel, chat: Chat, name: str, **sizes: int) -> LocalEngine:
+    """An engine with a format of FORMATS."""
+    options: dict[str, Any] = {"run_ahead": True, **FORMATS[name], **sizes}
+    return LocalEngine(model, chat, **options)
 
 
 def endless(chat: Chat) -> Chat:
@@ -112,8 +122,8 @@ def answer(engine: LocalEngine, asked: Sequence[Request]) -> dict[Request, Compl
     return found
 
 
-def measure_speed(size: Size, rounds: int) -> Iterator[dict[str, Any]]:
-    """Tokens per second of both caches, in turn, and the bytes of their pools."""
+def measure_speed(size: Size, rounds: int, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Tokens per second of the formats, in turn, and the bytes of their pools."""
     model = random_model(size.speed_shape, Qwen3ForCausalLM, Qwen3Config)
     chat = endless(Chat.load(find_model("embedded")))
     for case in size.cases:
@@ -121,9 +131,9 @@ def measure_speed(size: Size, rounds: int) -> Iterator[dict[str, Any]]:
             cache: make_engine(
                 model, chat, cache, slots=case.count, context=case.prompt + case.reply + 1
             )
-            for cache in CACHES
+            for cache in names
         }
-        rates: dict[str, list[float]] = {cache: [] for cache in CACHES}
+        rates: dict[str, list[float]] = {cache: [] for cache in names}
         for number in range(rounds + 1):
             # Warming up needs all prefills, but only a few decode steps.
             reply = case.reply if number else min(case.reply, 8)
@@ -148,8 +158,10 @@ def measure_speed(size: Size, rounds: int) -> Iterator[dict[str, Any]]:
         free()
 
 
-def measure_mismatch(size: Size, folder: Path | None) -> Iterator[dict[str, Any]]:
-    """The metric `mismatch` of both caches, by length of prompt and reply."""
+def measure_mismatch(
+    size: Size, folder: Path | None, names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The metric `mismatch` of the formats, by length of prompt and reply."""
     if folder is None:
         model = random_model(size.mismatch_shape, Qwen3ForCausalLM, Qwen3Config)
         chat, text = endless(Chat.load(find_model("embedded"))), None
@@ -157,7 +169,7 @@ def measure_mismatch(size: Size, folder: Path | None) -> Iterator[dict[str, Any]
         model, chat = load_model(folder, "auto", device()), endless(Chat.load(folder))
         text = chat.encode("\n".join(page.read_text() for page in sorted(DOCS.glob("*.md"))))
     learner = Learner(model, LearnOptions(lora_rank=8, micro_tokens=16_384), layout="rows")
-    for cache in CACHES:
+    for cache in names:
         engine = make_engine(model, chat, cache, slots=size.count, context=max(size.lengths) + 1)
         for length in size.lengths:
             asked = requests(Case(size.count, length - REPLY, REPLY), length)
@@ -299,6 +311,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--formats", default=",".join(CACHES), help=", ".join(FORMATS))
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds of the speed part")
     parser.add_argument("--model", type=Path, help="model folder for the mismatch part")
     parser.add_argument("--change", action="append", default=[], help="a recipe option, for play")
@@ -311,10 +324,10 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if "attention" in parts:
         yield from measure_attention(size)
     if "speed" in parts:
-        yield from measure_speed(size, given.rounds)
+        yield from measure_speed(size, given.rounds, given.formats.split(","))
         free()
     if "mismatch" in parts:
-        yield from measure_mismatch(size, given.model)
+        yield from measure_mismatch(size, given.model, given.formats.split(","))
         free()
     if "play" in parts:
         yield from measure_play(size, given.change)

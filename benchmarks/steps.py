@@ -2,6 +2,7 @@
 
     python -m benchmarks.steps --out steps.json                       # on a Hopper GPU
     python -m benchmarks.steps --shapes smollm2-135m --counts 8,64    # another shape
+    python -m benchmarks.steps --formats model,weights,int8+weights   # weights in 8 bits too
     python -m benchmarks.steps --shapes tiny --counts 2 --keys 8      # a test on a CPU
 
 A model with random weights decodes one token of `count` sequences with `keys` random keys each: the
@@ -10,9 +11,11 @@ time of one replay of the engine's graph, sampling included. Both ways are measu
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +26,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.cache import (
     CACHES,
+    FORMATS,
     TINY,
     device,
     endless,
@@ -118,26 +122,25 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     chat = endless(Chat.load(find_model("embedded")))
     for name in given.shapes.split(","):
         model = random_model(SHAPES[name], Qwen3ForCausalLM, Qwen3Config)
-        for cache in given.caches.split(","):
-            for count in map(int, given.counts.split(",")):
-                yield measure_case(name, model, chat, cache, count, given.keys, given.ways)
-                free()
+        for formats, count in product(given.formats.split(","), map(int, given.counts.split(","))):
+            make = partial(make_engine, model, chat, formats)
+            case = {"shape": name, "formats": formats}
+            yield case | measure_case(make, count, given.keys, given.ways)
+            free()
         del model
         free()
 
 
 def measure_case(
-    name: str, model: Any, chat: Chat, cache: str, count: int, keys: int, ways: str
+    make: Callable[..., LocalEngine], count: int, keys: int, ways: str
 ) -> dict[str, Any]:
     """Milliseconds of the ways, the gains over the first, and how far the logits are from its."""
-    record: dict[str, Any] = {"shape": name, "cache": cache, "case": f"{count} x {keys} keys"}
+    record: dict[str, Any] = {"case": f"{count} x {keys} keys"}
     logits = []
     names = ways.split(",")
     for way in names:
         with kernels_of(way):
-            step = Step(
-                make_engine(model, chat, cache, slots=count, context=keys + ROOM), count, keys
-            )
+            step = Step(make(slots=count, context=keys + ROOM), count, keys)
             record[f"{way}_equal"] = step.repeats_are_equal()
             logits.append(step.logits.float().clone())
             step.begin()
@@ -153,7 +156,7 @@ def measure_case(
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", default="qwen3-4b", help=", ".join(SHAPES))
-    parser.add_argument("--caches", default=",".join(CACHES), help=", ".join(CACHES))
+    parser.add_argument("--formats", default=",".join(CACHES), help=", ".join(FORMATS))
     parser.add_argument("--counts", default="16,64,128", help="numbers of sequences")
     parser.add_argument("--ways", default="separate,ours", help=", ".join(WAYS))
     parser.add_argument("--keys", type=int, default=1024, help="keys of a sequence")

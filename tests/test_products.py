@@ -110,7 +110,7 @@ def test_kernels_over_many_short_rows_do_not_overlap():
 def test_the_benchmark_measures_all_ways(tmp_path):
     """On a CPU all are the same operations."""
     out = tmp_path / "steps.json"
-    words = ["--shapes", "tiny", "--counts", "2", "--keys", "8", "--caches", "model"]
+    words = ["--shapes", "tiny", "--counts", "2", "--keys", "8", "--formats", "model"]
     steps.main([*words, "--ways", ",".join(steps.WAYS), "--out", str(out)])
     (record,) = json.loads(out.read_text())["records"]
     assert record["case"] == "2 x 8 keys"

@@ -31,6 +31,21 @@ def pick_cache(cache: str, device: torch.device) -> str:
     return "model"
 
 
+def pick_weights(weights: str, device: torch.device) -> str:
+    """`weights`, or "model" with a warning on a device without kernels for weights in 8 bits."""
+    if weights != "int8" or (
+        device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    ):
+        return weights
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    warnings.warn(
+        f'engines.weights = "{weights}" has no effect on {name}: it needs an NVIDIA GPU of compute '
+        "capability 9.0. Decode steps read the model's weights",
+        stacklevel=2,
+    )
+    return "model"
+
+
 def load_model(
     folder: Path, dtype: str = "auto", device: str = "auto", *, plays_only: bool = False
 ) -> PreTrainedModel:

@@ -12,12 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mage.engines.gpu.overlap import fetch, gdc_launch_dependents, gdc_wait, overlaps
+from mage.engines.gpu.small_weights import GROUP, SmallWeight
 from mage.engines.gpu.state import Tiles
 
 
 def product(
     rows: Tensor,
-    weight: Tensor,
+    weight: Tensor | SmallWeight,
     tiles: Tiles,
     *,
     gated: bool = False,
@@ -26,20 +27,24 @@ def product(
 ) -> Tensor:
     """rows @ weight^T; `gated`: silu(gate) * up, where `weight` has the rows of up below gate's.
 
-    `summed`: float32 parts [splits, rows, words], whose sum is the product.
+    `summed`: float32 parts [splits, rows, words], whose sum is the product. A step of a small
+    weight is one group of its scales.
     """
+    numbers, scales = weight if isinstance(weight, SmallWeight) else (weight, weight)
+    small = scales is not numbers
+    assert not small or tiles.depth == GROUP
     count, depth = rows.shape
-    words = weight.shape[0] // (2 if gated else 1)
+    words = numbers.shape[0] // (2 if gated else 1)
     assert summed or tiles.splits == 1, "only parts that are summed later can be several"
     out = rows.new_empty(count, words)
     if summed:
         out = rows.new_empty(tiles.splits, count, words, dtype=torch.float32)
     early = overlaps(rows)
     _product[(words // tiles.words, tiles.splits)](
-        rows, weight, rows if bias is None else bias, out, count,
+        rows, numbers, scales, rows if bias is None else bias, out, count,
         words, depth, max(16, triton.next_power_of_2(count)),
         tiles.words, tiles.depth, tiles.splits, gated, bias is not None,
-        early, tiles.ahead,
+        small, early, tiles.ahead,
         num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=early,
     )  # fmt: skip
     return out
@@ -47,10 +52,10 @@ def product(
 
 @triton.jit
 def _product(  # type: ignore[no-untyped-def]
-    rows, weight, bias, out, count,
+    rows, weight, scales, bias, out, count,
     WORDS: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, SPLITS: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    SMALL: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     split, steps = tl.program_id(1), DEPTH // STEP
     first, last = split * steps // SPLITS, (split + 1) * steps // SPLITS
@@ -65,6 +70,10 @@ def _product(  # type: ignore[no-untyped-def]
             if GATED:
                 fetch(ups + first * STEP, AHEAD * STEP)
         gdc_wait()
+    if SMALL:  # the scales of a step are asked for one step earlier
+        scale = tl.load(scales + word * steps + first)
+        if GATED:
+            up_scale = tl.load(scales + (WORDS + word) * steps + first)
     real = (row < count)[:, None]
     inputs = rows + row[:, None] * DEPTH
     found = tl.zeros([TILE, ROWS], tl.float32)
@@ -72,9 +81,22 @@ def _product(  # type: ignore[no-untyped-def]
     for step in range(first, last):
         at = step * STEP + place[None, :]
         x = tl.trans(tl.load(inputs + at, mask=real, other=0.0))
-        found = tl.dot(tl.load(gates[:, None] + at, eviction_policy="evict_first"), x, found)
+        w = tl.load(gates[:, None] + at, eviction_policy="evict_first")
         if GATED:
-            other = tl.dot(tl.load(ups[:, None] + at, eviction_policy="evict_first"), x, other)
+            u = tl.load(ups[:, None] + at, eviction_policy="evict_first")
+        if SMALL:
+            ahead = tl.minimum(step + 1, last - 1)
+            following = tl.load(scales + word * steps + ahead)
+            found += tl.dot(w.to(x.dtype), x) * scale.to(tl.float32)[:, None]
+            scale = following
+            if GATED:
+                following = tl.load(scales + (WORDS + word) * steps + ahead)
+                other += tl.dot(u.to(x.dtype), x) * up_scale.to(tl.float32)[:, None]
+                up_scale = following
+        else:
+            found = tl.dot(w, x, found)
+            if GATED:
+                other = tl.dot(u, x, other)
     if BIASED:
         found += tl.load(bias + word)[:, None].to(tl.float32)
     if GATED:  # rounded as the modules round

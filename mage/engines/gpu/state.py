@@ -42,17 +42,23 @@ SMALL = 2_000_000
 
 
 def tiles_for(
-    rows: int, words: int, depth: int, *, gated: bool = False, summed: bool = False
+    rows: int,
+    words: int,
+    depth: int,
+    *,
+    gated: bool = False,
+    summed: bool = False,
+    small: bool = False,
 ) -> Tiles | None:
     """How to divide a product of `rows` with weights [words, depth]; None where cuBLAS is better.
 
     Found on an H200 with Qwen3-4B's and Qwen2.5-1.5B's shapes; SmolLM2-135M's are `SMALL`.
     `gated`: two products of the same inputs. `summed`: parts of the inputs may be summed later, so
-    that all multiprocessors work.
+    that all multiprocessors work. `small`: weights in 8 bits, with a scale for each step of inputs.
     """
-    if rows > 128 or words % 64 or depth % 64 or (rows > 64 and not summed):
+    if rows > 128 or words % 64 or depth % 64 or (rows > 64 and not (summed or small)):
         return None
-    if rows > 16 and words * depth < SMALL:
+    if rows > 16 and words * depth < SMALL and not small:
         return None
     step = 128 if depth % 128 == 0 else 64
     if gated and rows > 16:
