@@ -18,6 +18,7 @@ from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.config.sections import LearnOptions
+from mage.engines.gpu.small_weights import GROUP
 from mage.engines.pool import memory_for_slots
 from mage.learn.learner import Learner
 from mage.learn.token_logprobs import LOGITS_AT_ONCE
@@ -129,6 +130,7 @@ def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches():
 
 def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss():
     assert LOGITS_AT_ONCE["cuda"] == memory_bytes._LOGITS_AT_ONCE
+    assert GROUP == memory_bytes._SCALE_GROUP
     small, large = (
         plan("paper_alfworld", "qwen3-4b", 143, f"--engines.max_batch_tokens={tokens}").fixed
         for tokens in (4096, 8192)

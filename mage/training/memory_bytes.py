@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from mage.config.describe import engine_option
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
-from mage.engines.gpu.small_weights import GROUP
 from mage.models.base import base_of
 from mage.models.shapes import ModelShape, check_formats, read_shape
 from mage.opponents.base import find, population_of
@@ -28,6 +27,7 @@ _USABLE = 0.94  # the share of a card's memory that a run can use; fragmentation
 _CUDA_CONTEXT = 1.0 * GB  # taken by CUDA itself, of the usable share
 # LOGITS_AT_ONCE["cuda"] of mage.learn.token_logprobs; importing it would load torch.
 _LOGITS_AT_ONCE = 2**28
+_SCALE_GROUP = 128  # GROUP of mage.engines.gpu.small_weights, as above
 _ENGINE_BUFFERS = 0.5 * GB  # CUDA graphs and small tensors of an engine; an allowance
 
 _SUM_BYTES = 4  # sums of gradients and masters are float32
@@ -282,7 +282,7 @@ def _engine_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
 def _copy_bytes(recipe: Recipe, shape: ModelShape) -> float:
     """The copy of the weights in 8 bits that decode steps read; a group has a scale of 2 bytes."""
     small = planned_option(recipe, "weights") == "int8"
-    return shape.layers * shape.linear_weights * (1 + 2 / GROUP) if small else 0
+    return shape.layers * shape.linear_weights * (1 + 2 / _SCALE_GROUP) if small else 0
 
 
 def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
