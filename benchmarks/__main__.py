@@ -9,7 +9,17 @@ from benchmarks.measure import Comparison, Skipped
 
 NAMES = ("packing", "generate", "trl", "sokoban", "webshop", "adapters", "cuda_engine")
 # These have options of their own: python -m benchmarks.NAME --help
-PROGRAMS = ("paper_scale", "vllm", "cache", "drift", "drafts", "host", "prefixes", "steps")
+PROGRAMS = (
+    "paper_scale",
+    "vllm",
+    "cache",
+    "drift",
+    "drafts",
+    "host",
+    "prefixes",
+    "steps",
+    "products",
+)
 
 
 def main(names: list[str]) -> int:

@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from benchmarks import steps
+from benchmarks import products, steps
 from mage.engines.gpu import reference_ops as ops
 from mage.engines.gpu.state import SMALL, Tiles, overlap_pays, tiles_for
 
@@ -117,3 +117,37 @@ def test_the_benchmark_measures_all_ways(tmp_path):
     assert all(record[f"{way}_equal"] and record[f"{way}_ms"] > 0 for way in steps.WAYS)
     assert {record[f"{way}_distance"] for way in steps.WAYS[1:]} == {0}
     assert record["ours_gain"] == record["separate_ms"] / record["ours_ms"]
+
+
+@pytest.mark.e2e
+def test_the_benchmark_of_products_measures_and_tries_other_tiles(tmp_path):
+    """On a CPU all tiles are the same operation. 64 inputs have no copy in 8 bits, 128 do."""
+    out = tmp_path / "products.json"
+    words = ["--shapes", "tiny", "--rows", "2", "--products", "qkv,down", "--tune"]
+    products.main([*words, "--out", str(out)])
+    records = json.loads(out.read_text())["records"]
+    cases = [record for record in records if "case" in record]
+    assert [one["case"] for one in cases] == ["qkv 512 x 64, 2 rows", "down 64 x 128, 2 rows"]
+    assert "int8_us" not in cases[0]
+    assert all(cases[1][f"{way}_us"] > 0 for way in products.WAYS)
+    tuned = [record["tuned"] for record in records if "tuned" in record]
+    assert tuned == ["qkv, 2 rows, ours", "down, 2 rows, ours", "down, 2 rows, int8"]
+    read = [cases[1][f"{way}_tb_per_s"] * cases[1][f"{way}_us"] for way in ("ours", "int8")]
+    assert read[0] / read[1] == pytest.approx(64 * 128 * 4 / (64 * 128 + 64 * 2))
+
+
+def test_tiles_are_improved_one_choice_after_the_other():
+    """By hand: 128 words with 8 warps are best, four splits do not fit, 6 stages cannot run."""
+
+    def seconds(tiles: Tiles) -> float | None:
+        if tiles.stages == 6:
+            return None
+        return 10.0 - tiles.words / 64 - tiles.warps / 8 - tiles.splits - tiles.stages / 10
+
+    best, least, tried = products.improve(
+        Tiles(64, 128, stages=3), seconds, lambda tiles: tiles.splits < 4
+    )
+    assert best == Tiles(128, 128, splits=3, warps=8, stages=5)
+    assert least == pytest.approx(10 - 2 - 1 - 3 - 0.5)
+    # The start; four of words and warps; two splits; four stages; three of what is fetched ahead.
+    assert tried == 1 + 4 + 2 + 4 + 3

@@ -18,6 +18,7 @@ from int8_toys import (
     make_requests,
     mean_gaps,
 )
+from test_products import SHARED_MEMORY
 
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
@@ -55,12 +56,15 @@ def addresses(engine: LocalEngine) -> list[int]:
 def test_every_group_of_inputs_has_a_scale_of_its_own():
     """By hand: 12.7 / 127 is .1 (.10009765625 in bfloat16), so 3 is 30 steps.
 
-    The largest number of the second group is -127, so its scale is 1.
+    The largest number of the second group is -127, so its scale is 1. Inputs 0 and 64 of a group
+    are neighbours, then 1 and 65.
     """
     weight = torch.zeros(64, 2 * GROUP)
-    weight[5, :2], weight[5, GROUP] = torch.tensor([12.7, 3.0]), -127.0
+    weight[5, :2], weight[5, GROUP], weight[5, -1] = torch.tensor([12.7, 3.0]), -127.0, 3.0
+    weight[5, 64] = -3.0
     small = rounded(weight)
-    assert small.numbers[5, [0, 1, 2, GROUP]].tolist() == [127, 30, 0, -127]
+    assert small.numbers[5, :4].tolist() == [127, -30, 30, 0]
+    assert small.numbers[5, GROUP:].tolist() == [-127] + 126 * [0] + [3]
     assert small.scales[5].tolist() == [0.10009765625, 1]
     assert widen(small, torch.float32)[5, 1] == pytest.approx(3.0029, abs=1e-3)
     assert not widen(small, torch.float32)[4].any(), "a group of zeros stays zero"
@@ -169,6 +173,9 @@ def test_a_step_of_inputs_is_a_group_of_scales(gated, summed, rows, depth):
     tiles = tiles_for(rows, 2560, depth, gated=gated, summed=summed, small=True)
     assert tiles is not None
     assert tiles.depth == GROUP
+    padded = max(16, 2 ** (rows - 1).bit_length())
+    bytes_of_a_step = GROUP * (tiles.words * (2 if gated else 1) + 2 * padded)
+    assert tiles.stages * bytes_of_a_step <= SHARED_MEMORY
 
 
 def compare_small_products(device: str, dtype: torch.dtype, tolerance: float) -> None:

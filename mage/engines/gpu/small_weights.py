@@ -16,7 +16,11 @@ _LARGEST = 127
 
 
 class SmallWeight(NamedTuple):
-    """A weight [words, depth] as int8 numbers and scales [words, depth / GROUP]."""
+    """A weight [words, depth] as int8 numbers and scales [words, depth / GROUP].
+
+    Of a group, inputs i and i + GROUP / 2 are neighbours: the bytes of one 16-bit word, which the
+    kernels read and divide into two products.
+    """
 
     numbers: Tensor
     scales: Tensor
@@ -38,10 +42,11 @@ def round_weight(weight: Tensor, small: SmallWeight) -> None:
     largest = groups.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.bfloat16).tiny)
     small.scales.copy_((largest / _LARGEST).squeeze(-1))
     whole = (groups / small.scales.float()[..., None]).round_().clamp_(-_LARGEST, _LARGEST)
-    small.numbers.copy_(whole.flatten(1))
+    small.numbers.copy_(whole.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(1))
 
 
 def widen(small: SmallWeight, dtype: torch.dtype) -> Tensor:
     """The numbers that the copy stands for."""
-    groups = small.numbers.float().unflatten(1, (-1, GROUP))
+    pairs = small.numbers.float().unflatten(1, (-1, GROUP // 2, 2))
+    groups = pairs.transpose(-1, -2).flatten(-2)
     return (groups * small.scales.float()[..., None]).flatten(1).to(dtype)

@@ -56,14 +56,27 @@ def tiles_for(
     `gated`: two products of the same inputs. `summed`: parts of the inputs may be summed later, so
     that all multiprocessors work. `small`: weights in 8 bits, with a scale for each step of inputs.
     """
-    if rows > 128 or words % 64 or depth % 64 or (rows > 64 and not (summed or small)):
-        return None
-    if rows > 16 and words * depth < SMALL and not small:
+    if rows > 128 or words % 64 or depth % 64:
         return None
     step = 128 if depth % 128 == 0 else 64
+    splits = max(1, min(round(120 * 64 / words), depth // step // 2)) if summed else 1
+    if small:
+        return _small_tiles(rows, step, splits, gated)
+    if (rows > 64 and not summed) or (rows > 16 and words * depth < SMALL):
+        return None
     if gated and rows > 16:
         return Tiles(32, step, stages=3)
-    splits = max(1, min(round(120 * 64 / words), depth // step // 2)) if summed else 1
+    return Tiles(64, step, splits, stages=5 if rows <= 64 else 4)
+
+
+def _small_tiles(rows: int, step: int, splits: int, gated: bool) -> Tiles:
+    """Chosen on a CPU, by registers, memory and instructions of the compiled kernels: not measured.
+
+    64 outputs are the fewest for `wgmma`, with which every weight is widened once; with 32 outputs
+    each is widened twice. Three stages of gated products let two programs share a multiprocessor.
+    """
+    if gated and rows > 16:
+        return Tiles(64, step, stages=3, warps=4 if rows <= 64 else 8)
     return Tiles(64, step, splits, stages=5 if rows <= 64 else 4)
 
 
