@@ -19,6 +19,7 @@ PROGRAMS = (
     "prefixes",
     "steps",
     "products",
+    "busy",
 )
 
 

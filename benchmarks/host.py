@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.workload import last_stage
 from mage.agent.agent import _diverging
 from mage.agent.chat import Chat
 from mage.config.loading import load_recipe
@@ -46,8 +47,7 @@ Replies = dict[int, tuple[int, ...]]  # by the seed of the request
 
 def read_recipe(name: str, changes: Sequence[str]) -> Recipe:
     """A recipe for the CPU; of one with stages the last."""
-    recipe = load_recipe(name, changes)
-    recipe = list(recipe.in_stages().values())[-1] if recipe.stages else recipe
+    recipe = last_stage(load_recipe(name, changes))
     return recipe.changed(run={"device": "cpu"}, engines={"run_ahead": True})
 
 

@@ -44,3 +44,8 @@ def play_samples(recipe: Recipe) -> list[Sample]:
     """The training rows of one update."""
     metas = play(build_components(recipe))
     return make_samples(assign_credit(metas, recipe.returns, recipe.estimator()))
+
+
+def last_stage(recipe: Recipe) -> Recipe:
+    """The recipe of the last stage; one without stages is its own."""
+    return list(recipe.in_stages().values())[-1] if recipe.stages else recipe

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import adapters, generate, host, packing, prefixes, trl
+from benchmarks import adapters, busy, generate, host, packing, prefixes, trl
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -55,6 +55,25 @@ def test_the_host_benchmark_plays_and_learns_from_the_script():
     assert sorted(turn.completion.token_ids for turn in turns) == sorted(scripted)
     assert update.shape.rows == len(turns) == update.shape.turns
     assert seconds["total"] == pytest.approx(sum(seconds.values()) - seconds["total"])
+
+
+def test_the_benchmark_of_a_busy_gpu_counts_the_updates_after_the_first(tmp_path):
+    """A program that says 25 % all the time stands for nvidia-smi."""
+    small = ["--play.groups=2", "--play.members=2", "--run.threads=1", "--run.device=cpu"]
+    command = ["sh", "-c", "while echo 25; do sleep 0.01; done"]
+    found = busy.measure("kuhn_poker", 3, 1, small, command)
+    assert found["busy"] == pytest.approx(0.25)
+    assert found["updates"] == 2
+    assert found["total"] >= found["play"] >= found["play_engine"] > 0
+    assert found["learn"] > 0
+
+
+def test_a_share_is_the_mean_of_the_samples_between_two_times():
+    sampler = busy.Sampler(["true"])
+    sampler.close()
+    sampler.samples = [(1.0, 0.2), (2.0, 0.4), (3.0, 0.6), (4.0, 1.0)]
+    assert sampler.share(2.0, 3.5) == pytest.approx(0.5)
+    assert sampler.share(5.0, 6.0) is None
 
 
 def test_a_shared_key_is_counted_once():

@@ -119,7 +119,7 @@ def group_of_commands() -> Any:
     return typer.main.get_command(app)
 
 
-@pytest.mark.parametrize("name", ["jobs_qwen", "jobs_4b"])
+@pytest.mark.parametrize("name", ["jobs_qwen", "jobs_4b", "jobs_small"])
 def test_commands_of_job_lists_are_valid(name):
     """Every `mage` command of benchmarks/jobs_*.toml, with the variables of its shell."""
     sys.path.insert(0, str(ROOT / "scripts"))
