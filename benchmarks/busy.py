@@ -5,17 +5,17 @@
     python -m benchmarks.busy demo --updates 3    # a test on a CPU, where nothing is sampled
 
 A training of its own plays and learns with the recipe's settings (those of its last stage), without
-evaluations but for one task at the start. `nvidia-smi` samples the share of time in which a kernel
-runs, and `busy` is its mean over the counted updates; the first ones, in which kernels are
-compiled, are not counted. Nothing else should use the GPU.
+evaluations but for one task at the start. NVIDIA's management library is asked every .1 s in which
+share of the time a kernel ran, and `busy` is the mean over the counted updates; the first ones, in
+which kernels are compiled, are not counted. Nothing else should use the GPU.
 """
 
 import argparse
-import subprocess
+import ctypes
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
@@ -31,6 +31,7 @@ from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback, Metrics
 from mage.training.start import train
 
+EVERY = 0.1  # seconds between samples
 PARTS = ("total", "play", "play_engine", "play_gpu_wait", "credit", "learn")
 ALONE = (
     "--evaluate.before=false",
@@ -40,19 +41,46 @@ ALONE = (
 )
 
 
-class Sampler:
-    """Reads the share of time in which the GPU computes, in percent, from a program's lines."""
+class Utilization(ctypes.Structure):
+    """The shares of time, in percent, that the management library returns."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+def gpu_reader() -> Callable[[], float]:
+    """A function that returns the share of time in which this process's GPU last computed."""
+    library, card = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+
+    def call(name: str, *words: Any) -> None:
+        code = getattr(library, name)(*words)
+        if code:
+            raise RuntimeError(f"{name} of NVIDIA's management library failed with code {code}")
+
+    call("nvmlInit_v2")
+    name = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    call("nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(card))
+
+    def read() -> float:
+        found = Utilization()
+        call("nvmlDeviceGetUtilizationRates", card, ctypes.byref(found))
+        return float(found.gpu) / 100
+
+    return read
+
+
+class Sampler:
+    """Calls `read` every .1 s, in a thread."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self.read = read
         self.samples: list[tuple[float, float]] = []  # time and share
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._sample, daemon=True)
         self.thread.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.samples.append((time.monotonic(), float(line) / 100))
+    def _sample(self) -> None:
+        while not self.ended.wait(EVERY):
+            self.samples.append((time.monotonic(), self.read()))
 
     def share(self, began: float, ended: float) -> float | None:
         """The mean between two times of `time.monotonic`; None without a sample."""
@@ -60,16 +88,8 @@ class Sampler:
         return fmean(inside) if inside else None
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.ended.set()
         self.thread.join()
-
-
-def monitor(every: int = 100) -> list[str]:
-    """A command that prints the share of this process's GPU every so many milliseconds."""
-    card = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-    return ["nvidia-smi", f"--id={card}", *query, f"--loop-ms={every}"]
 
 
 class Watch(Callback):
@@ -87,12 +107,16 @@ class Watch(Callback):
 
 
 def measure(
-    name: str, updates: int, skipped: int, changes: Sequence[str], command: Sequence[str]
+    name: str,
+    updates: int,
+    skipped: int,
+    changes: Sequence[str],
+    read: Callable[[], float] | None,
 ) -> dict[str, Any]:
     """Medians of the counted updates, and how busy the GPU was in all of them together."""
     later = (f"--run.{one}={updates + 1}" for one in ("updates", "save_every"))
     recipe = last_stage(load_recipe(name, [*ALONE, *later, *changes]))
-    watch, sampler = Watch(), Sampler(command) if command else None
+    watch, sampler = Watch(), Sampler(read) if read else None
     with tempfile.TemporaryDirectory() as folder, suppress(Stopped):
         run = RunFolder.create(Path(folder) / "run", recipe)
         train(run.path, watch, lambda: len(watch.ends) == updates)  # final panels are not played
@@ -107,9 +131,9 @@ def measure(
 
 
 def measure_all(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    command = monitor() if torch.cuda.is_available() else []
+    read = gpu_reader() if torch.cuda.is_available() else None
     for name in given.recipes:
-        yield measure(name, given.updates, given.skip, given.change, command)
+        yield measure(name, given.updates, given.skip, given.change, read)
 
 
 def main(words: Sequence[str] | None = None) -> None:

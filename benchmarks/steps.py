@@ -6,7 +6,7 @@
     python -m benchmarks.steps --shapes tiny --counts 2 --keys 8      # a test on a CPU
 
 A model with random weights decodes one token of `count` sequences with `keys` random keys each: the
-time of one replay of the engine's graph, sampling included. Both ways are measured in turn;
+time of one replay of the engine's graph, sampling included. The ways are measured in turn;
 "equal": thirty repeats of the step gave the same logits in every bit.
 """
 

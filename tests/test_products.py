@@ -6,6 +6,8 @@ installed.
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -16,17 +18,17 @@ from mage.engines.gpu import reference_ops as ops
 from mage.engines.gpu.state import SMALL, Tiles, overlap_pays, tiles_for
 
 
+def drawer(device: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """A function that draws tensors of a shape, the same on all devices."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)
+
+
 def compare_products(device: str, dtype: torch.dtype, tolerance: float) -> None:
     """The kernels with several ways to divide the work, numbers of rows, and depths."""
     kernels = import_module("mage.engines.gpu.product_kernels")
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    def close(one: torch.Tensor, other: torch.Tensor) -> None:
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
-
+    close = partial(torch.testing.assert_close, atol=tolerance, rtol=tolerance)
+    draw = drawer(device, dtype)
     for count, depth in ((1, 128), (3, 256), (16, 512), (20, 256), (64, 384), (128, 128)):
         rows, bias, hidden, norm = draw(count, depth), draw(128), draw(count, 128), draw(128)
         weight, wide = draw(128, depth) / depth**0.5, draw(256, depth) / depth**0.5

@@ -5,6 +5,7 @@ installed.
 """
 
 import os
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -18,7 +19,7 @@ from int8_toys import (
     make_requests,
     mean_gaps,
 )
-from test_products import SHARED_MEMORY
+from test_products import SHARED_MEMORY, drawer
 
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
@@ -181,14 +182,8 @@ def test_a_step_of_inputs_is_a_group_of_scales(gated, summed, rows, depth):
 def compare_small_products(device: str, dtype: torch.dtype, tolerance: float) -> None:
     """The kernels read the copies as the plain versions do."""
     kernels = import_module("mage.engines.gpu.product_kernels")
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    def close(one: torch.Tensor, other: torch.Tensor) -> None:
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
-
+    close = partial(torch.testing.assert_close, atol=tolerance, rtol=tolerance)
+    draw = drawer(device, dtype)
     for count, depth in ((1, 128), (16, 512), (20, 256), (64, 384), (100, 256), (128, 128)):
         rows, bias, hidden, norm = draw(count, depth), draw(128), draw(count, 128), draw(128)
         weight, wide = draw(128, depth) / depth**0.5, draw(256, depth) / depth**0.5
