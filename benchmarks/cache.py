@@ -1,11 +1,10 @@
-"""Keys, values and weights in 8 bits: speed, memory, and the distance to the learner's logprobs.
+"""Keys and values in 8 bits against the model's format: speed, memory, and the learner's logprobs.
 
     python -m benchmarks.cache --out cache.json                # on a GPU
     python -m benchmarks.cache --model FOLDER --parts mismatch # a real model on texts of docs/
-    python -m benchmarks.cache --parts speed,mismatch --formats model,int8,weights,int8+weights
     python -m benchmarks.cache --size tiny                     # a test on a CPU
 
-Speed: a model of Qwen3-4B's shape with random weights; all formats answer the same requests in
+Speed: a model of Qwen3-4B's shape with random weights; both formats answer the same requests in
 turn, prefill included; the first round warms up and is not counted. Mismatch: the mean difference
 of a reply token's logprob in the engine and in the learner, by length of prompt and reply, with
 1.5 B parameters. Random weights attend to all keys almost equally, so only a real model shows
@@ -33,7 +32,7 @@ from transformers import (
 )
 
 from benchmarks.paper_scale import fast_folder, sizes_of, write_model
-from benchmarks.vllm import Case, play, requests
+from benchmarks.vllm import FORMATS, Case, play, requests
 from mage.agent.chat import Chat
 from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
@@ -49,14 +48,6 @@ from mage.training.build import build_components
 from mage.training.fit import fit_to_gpu
 from mage.types import Completion, Request, Sample, TurnRef
 
-CACHES = ("model", "int8")
-# Formats of keys and values, and of the weights that decode steps read.
-FORMATS: dict[str, dict[str, str]] = {
-    "model": {},
-    "int8": {"cache": "int8"},
-    "weights": {"weights": "int8"},
-    "int8+weights": {"cache": "int8", "weights": "int8"},
-}
 PARTS = ("attention", "speed", "mismatch", "play")
 MIDDLE = ModelShape(28, 1536, 12, 2, 128, 8960, 151_936, True)
 TINY = ModelShape(2, 64, 4, 2, 64, 128, 1024, True)
@@ -103,7 +94,7 @@ def random_model(shape: ModelShape, kind: Any, config: Any) -> PreTrainedModel:
 
 def make_engine(model: PreTrainedModel, chat: Chat, name: str, **sizes: int) -> LocalEngine:
     """An engine with a format of FORMATS."""
-    options: dict[str, Any] = {"run_ahead": True, **FORMATS[name], **sizes}
+    options: dict[str, Any] = {"run_ahead": True, **FORMATS[name][0], **sizes}
     return LocalEngine(model, chat, **options)
 
 
@@ -209,7 +200,7 @@ def measure_attention(size: Size) -> Iterator[dict[str, Any]]:
     shape, place = size.speed_shape, torch.device(device())
     ops, dtype = operations(place), torch.bfloat16 if device() == "cuda" else torch.float32
     for rows, length in size.attention:
-        for cache in CACHES:
+        for cache in FORMATS:
             pool = KeyValuePool(
                 1, shape.kv_heads, shape.head_size, (rows, length), dtype, place, cache == "int8"
             )
@@ -235,7 +226,7 @@ def measure_play(size: Size, changes: Sequence[str]) -> Iterator[dict[str, Any]]
     """Seconds and tokens per second of the play of one update."""
     with tempfile.TemporaryDirectory(dir=fast_folder()) as folder:
         write_model(size.speed_shape, Path(folder))
-        for cache in CACHES:
+        for cache in FORMATS:
             free()
             recipe = load_recipe(
                 "paper_alfworld+ours",
@@ -311,7 +302,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--formats", default=",".join(CACHES), help=", ".join(FORMATS))
+    parser.add_argument("--formats", default=",".join(FORMATS), help=", ".join(FORMATS))
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds of the speed part")
     parser.add_argument("--model", type=Path, help="model folder for the mismatch part")
     parser.add_argument("--change", action="append", default=[], help="a recipe option, for play")

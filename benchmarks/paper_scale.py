@@ -4,13 +4,16 @@
     python -m benchmarks.paper_scale --cases alfworld-all            # one case
     python -m benchmarks.paper_scale --shape tiny --reply-tokens 16  # a test on a CPU
     python -m benchmarks.paper_scale --tokenizer qwen2.5-1.5b        # prompts in Qwen's tokens
+    python -m benchmarks.paper_scale --warm                          # a short update first
 
 Random weights never end a reply, so every reply has `--reply-tokens` tokens. The tokenizer of the
 embedded models needs 1.2 to 2.1 times as many tokens for a prompt as Qwen's. ALFWorld's games come
 from the generator. WebShop uses the real catalogue where WEBSHOP_DATA names its folder, and the
 generated one otherwise; `data` of the record says which. The trainer itself plays and learns; its
-evaluations are left out. Printed for every update: seconds of play, credit, learning and
-compilation, tokens per second, and the peak memory beside the memory plan's estimate.
+evaluations are left out. With `--warm` every case begins with an update of one episode, which is
+not counted: it compiles what later updates find. The card has the memory of the case (78 GB, so
+that a card of 80 GB is enough) or `--memory`. Printed for every update: seconds of play, credit,
+learning and compilation, tokens per second, and the peak memory beside the memory plan's estimate.
 """
 
 import argparse
@@ -80,7 +83,6 @@ CASES = (
     Case("sokoban", "paper_sokoban", RANK, 78.0, 1, (SHORT,)),
     Case("webshop", "paper_webshop", RANK, 78.0, 1, ("--engines.context=5632",)),
 )
-TARGETS = {case.name: 75.0 if case.rank else 135.0 for case in CASES}  # GB
 
 
 @dataclass(slots=True)
@@ -97,6 +99,13 @@ class MeasuredTrainer(Trainer):
     """The trainer, with the peak memory of play and of learning."""
 
     measured = Measured()
+
+    def warm_up(self) -> None:
+        """An update whose meta-episodes have one episode; it compiles what later updates find."""
+        whole = self.components
+        self.components = replace(whole, recipe=whole.recipe.changed(play={"episodes": 1}))
+        self._update()
+        self.components = whole
 
     def _play(self, number: int, timer: Timer) -> list[MetaEpisode]:
         engine = self.components.engine
@@ -211,7 +220,7 @@ def make_recipe(case: Case, model: Path, given: argparse.Namespace) -> Recipe:
 
 
 def run_case(
-    case: Case, recipe: Recipe, shape: ModelShape, updates: int
+    case: Case, recipe: Recipe, shape: ModelShape, updates: int, warm: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One record for every update."""
     plan = _plan(case, recipe, shape)
@@ -221,6 +230,9 @@ def run_case(
         trainer = MeasuredTrainer(folder, Ranks(), recorder, StopRequest())
         trainer.measured = Measured()
         trainer.resume()
+        if warm:
+            trainer.warm_up()
+            print(f"  warmed up: {recorder.timing}", flush=True)
         for number in range(1, updates + 1):
             trainer._update()
             yield _record(case, number, recorder, trainer.measured, plan) | _data(recipe)
@@ -248,6 +260,7 @@ def _record(
     learning = max(1e-9, timing["learn"] - compiling)
     return {
         "case": case.name,
+        "memory": case.memory,
         "update": number,
         **{name: timing[name] for name in ("total", "play", "credit", "learn")},
         "compile": compiling,
@@ -278,11 +291,11 @@ def _record(
 
 
 def verdicts(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The targets, reached or missed."""
+    """The targets, reached or missed. Held memory should stay 3 GB below the limit."""
     for name in dict.fromkeys(record["case"] for record in records):
         found = [record for record in records if record["case"] == name]
         held = max(record["held"] for record in found)
-        yield _verdict(f"{name}: memory held", held, TARGETS[name], "GB")
+        yield _verdict(f"{name}: memory held", held, found[-1]["memory"] - 3, "GB")
         seconds = found[-1]["total"] - found[-1]["compile"]
         yield _verdict(f"{name}: update without compilation", seconds, SECONDS, "s")
         compiling = sum(record["compile"] for record in found)
@@ -312,7 +325,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
     parser.add_argument("--cases", default=",".join(case.name for case in CASES))
     parser.add_argument("--updates", type=int, help="updates of every case; default: 1 or 2")
+    parser.add_argument("--warm", action="store_true", help="a short update first, not counted")
     parser.add_argument("--plus", default="", help="parts for every recipe, such as +ours")
+    parser.add_argument("--memory", type=float, help="GB of the card; default: those of the case")
     parser.add_argument("--reply-tokens", type=int, default=256)
     parser.add_argument("--tokenizer", default=TOKENIZER, help="a model that has one")
     parser.add_argument("--folder", type=Path, help="folder for the model, kept; e.g. /dev/shm/m")
@@ -346,9 +361,10 @@ def _measure(
     case: Case, model: Path, given: argparse.Namespace, records: list[dict[str, Any]]
 ) -> None:
     print(f"{case.name}: {case.recipe}, rank {case.rank}", flush=True)
-    case = replace(case, updates=given.updates or case.updates)
+    updates, memory = given.updates or case.updates, given.memory or case.memory
+    case = replace(case, updates=updates, memory=memory)
     recipe = make_recipe(case, model, given)
-    for record in run_case(case, recipe, SHAPES[given.shape], case.updates):
+    for record in run_case(case, recipe, SHAPES[given.shape], case.updates, given.warm):
         records.append(record)
         print("  " + json.dumps(record), flush=True)
         _write(given.out, given, records, [])

@@ -2,7 +2,6 @@
 
     python -m benchmarks.steps --out steps.json                       # on a Hopper GPU
     python -m benchmarks.steps --shapes smollm2-135m --counts 8,64    # another shape
-    python -m benchmarks.steps --formats model,weights,int8+weights   # weights in 8 bits too
     python -m benchmarks.steps --shapes tiny --counts 2 --keys 8      # a test on a CPU
 
 A model with random weights decodes one token of `count` sequences with `keys` random keys each: the
@@ -25,8 +24,6 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.cache import (
-    CACHES,
-    FORMATS,
     TINY,
     device,
     endless,
@@ -36,6 +33,7 @@ from benchmarks.cache import (
     random_model,
     seconds_of,
 )
+from benchmarks.vllm import FORMATS
 from mage.agent.chat import Chat
 from mage.engines.local import LocalEngine
 from mage.models.base import find_model
@@ -156,7 +154,7 @@ def measure_case(
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", default="qwen3-4b", help=", ".join(SHAPES))
-    parser.add_argument("--formats", default=",".join(CACHES), help=", ".join(FORMATS))
+    parser.add_argument("--formats", default=",".join(FORMATS), help=", ".join(FORMATS))
     parser.add_argument("--counts", default="16,64,128", help="numbers of sequences")
     parser.add_argument("--ways", default="separate,ours", help=", ".join(WAYS))
     parser.add_argument("--keys", type=int, default=1024, help="keys of a sequence")

@@ -1,7 +1,7 @@
 """The local engine against vLLM: the same requests in one run.
 
     python -m benchmarks.vllm --out vllm.json                     # on a GPU with vLLM
-    python -m benchmarks.vllm --models 4b --caches model,int8     # 8-bit keys as well
+    python -m benchmarks.vllm --models 4b --formats model,int8    # 8-bit keys as well
     python -m benchmarks.vllm --models FOLDER --sides ours,vllm   # a model with real weights
     python -m benchmarks.vllm --models tiny                       # a test on a CPU
 
@@ -9,10 +9,10 @@ Models have random weights in the shapes of SmolLM2-135M, Qwen3-0.6B and Qwen3-4
 folders. No token ends a reply, so both sides write the same number of tokens. Prompts are random
 and have no common prefix; prefill is part of the time; both sides return the logprob of every
 sampled token. vLLM runs with the defaults of `vllm.LLM`, which include its prefix cache,
-compilation and CUDA graphs, and without detokenisation. With 8 bits it has `kv_cache_dtype="fp8"`,
-and the local engine `engines.cache="int8"`. Each side runs in its own process, so both have the
-whole GPU. An eighth of a round warms up; best and median of the rounds are printed. Play of
-meta-episodes has no warm-up, so its first round is the slowest.
+compilation and CUDA graphs, and without detokenisation. Keys and values in 8 bits (`int8`) are
+`kv_cache_dtype="fp8"` there. Each side runs in its own process, so both have the whole GPU. An
+eighth of a round warms up; best and median of the rounds are printed. Play of meta-episodes has no
+warm-up, so its first round is the slowest.
 
 Meta-episodes: ALFWorld (generated games) and Kuhn poker in the shape of the paper's recipes through
 `play_groups`, with the local engine and with `engines.name = "vllm"`, which runs vLLM in process
@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -59,7 +59,11 @@ SHAPES = {
     "tiny": ModelShape(2, 64, 4, 2, 64, 128, 1024, True),
 }
 SIDES = ("ours", "vllm", "ours play", "vllm play")
-CACHES = {"model": "auto", "int8": "fp8"}  # our names and those of vLLM
+# Formats of keys and values: our options, and vLLM's.
+FORMATS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "model": ({}, {}),
+    "int8": ({"cache": "int8"}, {"kv_cache_dtype": "fp8"}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +103,15 @@ def cases_of(model: str) -> tuple[Case, ...]:
 # -- one side, in its own process
 
 
-def measure_ours(model: str, folder: Path, rounds: int, cache: str) -> Iterator[dict[str, Any]]:
+def measure_ours(model: str, folder: Path, rounds: int, kind: str) -> Iterator[dict[str, Any]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = load_model(folder, "auto", device)
     chat = Chat.load(folder)
     chat.end_ids = ()
-    kind: Literal["model", "int8"] = "int8" if cache == "int8" else "model"
+    formats: dict[str, Any] = FORMATS[kind][0]
     for case in cases_of(model):
         context = case.prompt + case.reply + 1
-        engine = LocalEngine(network, chat, slots=case.count, context=context, cache=kind)
+        engine = LocalEngine(network, chat, slots=case.count, context=context, **formats)
 
         def work(seed: int, case: Case, engine: LocalEngine = engine) -> int:
             engine.refresh(seed)
@@ -122,18 +126,19 @@ def measure_ours(model: str, folder: Path, rounds: int, cache: str) -> Iterator[
         del engine, work
 
 
-def measure_vllm(model: str, folder: Path, rounds: int, cache: str) -> Iterator[dict[str, Any]]:
+def measure_vllm(model: str, folder: Path, rounds: int, kind: str) -> Iterator[dict[str, Any]]:
     import vllm
 
     most = max(case.prompt + case.reply for case in cases_of(model)) + 1
-    small = {"enforce_eager": True, "dtype": "float32"} if model == "tiny" else {}
+    options: dict[str, Any] = dict(FORMATS[kind][1])
+    if model == "tiny":
+        options |= {"enforce_eager": True, "dtype": "float32"}
     llm = vllm.LLM(
         model=str(folder),
         skip_tokenizer_init=True,
         max_model_len=most,
-        kv_cache_dtype=CACHES[cache],
         generation_config="vllm",
-        **small,
+        **options,
     )
     for case in cases_of(model):
 
@@ -232,12 +237,12 @@ def rates(name: str, work: Callable[[int], int], rounds: int) -> dict[str, Any]:
 
 
 def measure_side(
-    side: str, model: str, folder: Path, rounds: int, cache: str
+    side: str, model: str, folder: Path, rounds: int, kind: str
 ) -> Iterator[dict[str, Any]]:
     if side == "ours":
-        return measure_ours(model, folder, rounds, cache)
+        return measure_ours(model, folder, rounds, kind)
     if side == "vllm":
-        return measure_vllm(model, folder, rounds, cache)
+        return measure_vllm(model, folder, rounds, kind)
     return measure_play(side, model, folder, rounds)
 
 
@@ -245,43 +250,43 @@ def measure_side(
 
 
 def run_side(
-    side: str, model: str, cache: str, folder: Path, given: argparse.Namespace, seconds: float
+    side: str, model: str, kind: str, folder: Path, given: argparse.Namespace, seconds: float
 ) -> str:
     """Measure a side in a process of its own; returns its error, or an empty text."""
-    words = ["--side", side, "--models", model, "--caches", cache, "--folder", str(folder)]
+    words = ["--side", side, "--models", model, "--formats", kind, "--folder", str(folder)]
     words += ["--rounds", str(given.rounds), "--lines", str(given.lines)]
-    log = given.lines.with_suffix(f".{Path(model).name}.{side.replace(' ', '_')}.{cache}.log")
+    log = given.lines.with_suffix(f".{Path(model).name}.{side.replace(' ', '_')}.{kind}.log")
     with open(log, "wb") as out:
         command = [sys.executable, "-m", "benchmarks.vllm", *words]
         try:
             code = subprocess.run(command, stdout=out, stderr=out, timeout=seconds).returncode
         except subprocess.TimeoutExpired:
-            return f"{model} {side} {cache}: stopped after {seconds:.0f} s (log: {log})"
+            return f"{model} {side} {kind}: stopped after {seconds:.0f} s (log: {log})"
     last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
-    return f"{model} {side} {cache}: exit code {code}: {last} (log: {log})" if code else ""
+    return f"{model} {side} {kind}: exit code {code}: {last} (log: {log})" if code else ""
 
 
 def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     """One row for every case that both sides have measured: tokens/s, best and median."""
-    keys = ("model", "cache", "case")
+    keys = ("model", "format", "case")
     found = {(*(one[key] for key in keys), one["side"].split()[0]): one for one in records}
-    yield "| model | cache | requests x tokens | ours, best / median | vLLM | ratio | GB |"
+    yield "| model | format | requests x tokens | ours, best / median | vLLM | ratio | GB |"
     yield "|---|---|---|---|---|---|---|"
-    for (model, cache, case, side), ours in found.items():
-        theirs = found.get((model, cache, case, "vllm"))
+    for (model, kind, case, side), ours in found.items():
+        theirs = found.get((model, kind, case, "vllm"))
         if side == "ours" and theirs:
             pairs = [(max(one["rates"]), median(one["rates"])) for one in (ours, theirs)]
             cells = [f"{first:,.0f} / {second:,.0f}" for first, second in pairs]
             ratio = " / ".join(f"{one / two:.2f}" for one, two in zip(*pairs, strict=True))
             memory = f"{ours['memory']:.0f} / {theirs['memory']:.0f}"
-            name = f"{Path(model).name} | {cache} | {case}"
+            name = f"{Path(model).name} | {kind} | {case}"
             yield f"| {name} | {cells[0]} | {cells[1]} | {ratio} | {memory} |"
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default="135m,0.6b,4b", help=f"folders, {', '.join(SHAPES)}")
-    parser.add_argument("--caches", default="model", help=", ".join(CACHES))
+    parser.add_argument("--formats", default="model", help=", ".join(FORMATS))
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a case")
     parser.add_argument("--seconds", type=float, default=1500.0, help="time limit of the run")
     parser.add_argument("--out", type=Path, default=Path("vllm.json"), help="JSON file")
@@ -295,9 +300,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     given = parse(words)
     if given.side:
-        about = {"model": given.models, "side": given.side, "cache": given.caches}
+        about = {"model": given.models, "side": given.side, "format": given.formats}
         for record in measure_side(
-            given.side, given.models, given.folder, given.rounds, given.caches
+            given.side, given.models, given.folder, given.rounds, given.formats
         ):
             with open(given.lines, "a") as lines:
                 lines.write(json.dumps(about | record) + "\n")
@@ -311,18 +316,18 @@ def main(words: Sequence[str] | None = None) -> None:
             if model in SHAPES:
                 write_model(SHAPES[model], folder)
                 _free()
-            for cache, side in itertools.product(given.caches.split(","), given.sides.split(",")):
-                if "play" in side and cache != "model":
+            for kind, side in itertools.product(given.formats.split(","), given.sides.split(",")):
+                if "play" in side and kind != "model":
                     continue
                 left = end - time.monotonic()
                 fault = (
-                    run_side(side, model, cache, folder, given, left)
+                    run_side(side, model, kind, folder, given, left)
                     if left > 0
-                    else (f"{model} {side} {cache}: no time left")
+                    else (f"{model} {side} {kind}: no time left")
                 )
                 failures += [fault] if fault else []
                 records = write(given, failures)
-                print(f"{model} {side} {cache}: {fault or 'measured'}", flush=True)
+                print(f"{model} {side} {kind}: {fault or 'measured'}", flush=True)
     print("\n".join(["", *table(records), *failures]), flush=True)
 
 

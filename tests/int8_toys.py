@@ -35,8 +35,7 @@ KINDS = {
 def allow_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 bits are refused below 1 B parameters and on a CPU; tests need both."""
     monkeypatch.setattr("mage.models.shapes.LEAST_PARAMETERS", 0)
-    for name in ("pick_cache", "pick_weights"):
-        monkeypatch.setattr(f"mage.engines.local.{name}", lambda chosen, device: chosen)
+    monkeypatch.setattr("mage.engines.local.pick_cache", lambda cache, device: cache)
 
 
 def make_model(kind: str, device: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -16,7 +16,6 @@ import test_drafts
 import test_learner
 import test_loss
 import test_products
-import test_small_weights
 import torch
 from int8_toys import KINDS, answer
 from learn_toys import make_model, make_sample
@@ -412,28 +411,6 @@ def test_adapters_get_in_a_trie_the_gradient_that_is_projected_in_rows(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
 def test_products_of_few_rows_compute_what_the_plain_versions_do(dtype, tolerance):
     test_products.compare_products("cuda", dtype, tolerance)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
-def test_products_with_weights_in_8_bits_compute_what_the_plain_versions_do(dtype, tolerance):
-    test_small_weights.compare_small_products("cuda", dtype, tolerance)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replies_with_weights_in_8_bits_are_near_those_of_the_models_weights(kind, monkeypatch):
-    """Also after a change of the weights; the graphs keep the addresses of the copies."""
-    int8_toys.allow_small_models(monkeypatch)
-    model = int8_toys.make_model(kind, "cuda", torch.bfloat16)
-    requests = int8_toys.make_requests((64, 300), 8, 8)
-    small = int8_toys.make_engine(model, "model", weights="int8")
-    for update in range(2):
-        exact = answer(int8_toys.make_engine(model, "model"), requests)
-        gaps = int8_toys.mean_gaps(exact, answer(small, requests), 8)
-        assert all(1e-4 < gap < 0.1 for gap in gaps)
-        with torch.no_grad():
-            for layer in model.get_decoder().layers:
-                layer.mlp.gate_proj.weight *= -1
-        small.refresh(update + 1)
 
 
 @pytest.mark.parametrize("cache", ["model", "int8"])

@@ -18,29 +18,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def pick_cache(cache: str, device: torch.device) -> str:
     """`cache`, or "model" with a warning on a device without kernels for 8 bits."""
-    if cache != "int8" or _capability(device) >= (8, 0):
+    if cache != "int8" or (
+        device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    ):
         return cache
-    return _model_format("cache", device, "8.0 or newer. Keys and values keep the model's format")
-
-
-def pick_weights(weights: str, device: torch.device) -> str:
-    """`weights`, or "model" with a warning on a device without kernels for weights in 8 bits."""
-    if weights != "int8" or _capability(device)[0] == 9:
-        return weights
-    return _model_format("weights", device, "9.0. Decode steps read the model's weights")
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    """Zeros on a CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-
-
-def _model_format(option: str, device: torch.device, needed: str) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
     warnings.warn(
-        f'engines.{option} = "int8" has no effect on {name}: it needs an NVIDIA GPU of compute '
-        f"capability {needed}",
-        stacklevel=3,
+        f'engines.cache = "{cache}" has no effect on {name}: it needs an NVIDIA GPU of compute '
+        "capability 8.0 or newer. Keys and values keep the model's format",
+        stacklevel=2,
     )
     return "model"
 

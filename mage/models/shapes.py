@@ -74,22 +74,17 @@ PRESETS = {
 }
 
 
-LEAST_PARAMETERS = 10**9  # of a model that may play with 8 bits
+LEAST_PARAMETERS = 10**9  # of a model whose keys and values may have 8 bits
 
 
-def check_formats(cache: str, weights: str, parameters: int) -> None:
-    """Refuse keys, values or weights in 8 bits for a small model."""
-    if parameters >= LEAST_PARAMETERS:
-        return
-    for option, chosen, what in (
-        ("cache", cache, "smaller models are known to lose reward with keys and values in 8 bits"),
-        ("weights", weights, "it was made for models whose steps wait for the memory"),
-    ):
-        if chosen == "int8":
-            raise UserError(
-                f'engines.{option} = "int8" is for models of at least {LEAST_PARAMETERS / 1e9:g} B '
-                f"parameters, and this one has {parameters / 1e9:.2f} B. Remove the option: {what}"
-            )
+def check_cache(cache: str, parameters: int) -> None:
+    """Refuse a cache in 8 bits for a small model."""
+    if cache == "int8" and parameters < LEAST_PARAMETERS:
+        raise UserError(
+            f'engines.cache = "int8" is for models of at least {LEAST_PARAMETERS / 1e9:g} B '
+            f"parameters, and this one has {parameters / 1e9:.2f} B. Remove the option: smaller "
+            "models are known to lose reward with keys and values in 8 bits"
+        )
 
 
 _PUBLISHERS = {"qwen": "qwen3-", "huggingfacetb": "smollm2-"}

@@ -11,7 +11,7 @@ from mage.config.describe import engine_option
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.models.base import base_folder
-from mage.models.loading import pick_cache, pick_device, pick_weights
+from mage.models.loading import pick_cache, pick_device
 from mage.models.shapes import read_shape
 from mage.ranks.ranks import Ranks
 from mage.training.memory_bytes import GB, PlanRequest, Use
@@ -43,10 +43,9 @@ def fit_training(
     measured = ranks.gather(torch.cuda.mem_get_info(device) if device.type == "cuda" else None)
     if device.type != "cuda":
         return recipe, False
-    for option, pick in (("cache", pick_cache), ("weights", pick_weights)):
-        chosen = recipe.engines.options.get(option, "model")
-        if pick(chosen, device) != chosen:  # this card does not support it
-            recipe = recipe.changed(engines={option: None})
+    cache = recipe.engines.options.get("cache", "model")
+    if pick_cache(cache, device) != cache:  # this card does not support it
+        recipe = recipe.changed(engines={"cache": None})
     free, total = map(min, zip(*filter(None, measured), strict=True))
     memory = free / _ranks_on_card(ranks.size)
     if recipe.run.gpu_memory is not None:

@@ -15,7 +15,7 @@ from mage.config.describe import engine_option
 from mage.config.recipe import Recipe
 from mage.config.sections import EngineChoice
 from mage.models.base import base_of
-from mage.models.shapes import ModelShape, check_formats, read_shape
+from mage.models.shapes import ModelShape, check_cache, read_shape
 from mage.opponents.base import find, population_of
 from mage.training.rivals import find_rival, rival_names
 
@@ -27,7 +27,6 @@ _USABLE = 0.94  # the share of a card's memory that a run can use; fragmentation
 _CUDA_CONTEXT = 1.0 * GB  # taken by CUDA itself, of the usable share
 # LOGITS_AT_ONCE["cuda"] of mage.learn.token_logprobs; importing it would load torch.
 _LOGITS_AT_ONCE = 2**28
-_SCALE_GROUP = 128  # GROUP of mage.engines.gpu.small_weights, as above
 _ENGINE_BUFFERS = 0.5 * GB  # CUDA graphs and small tensors of an engine; an allowance
 
 _SUM_BYTES = 4  # sums of gradients and masters are float32
@@ -95,7 +94,7 @@ class FixedBytes:
     lora_rank: int
     usable: float
     # Held in play and in learning.
-    weights: float  # also their copy in 8 bits for decode steps
+    weights: float
     masters: float  # copies beside the weights that play, see `_whole_masters`
     optimizer: float
     reference: float
@@ -173,19 +172,18 @@ def fixed_bytes(request: PlanRequest) -> FixedBytes:
     learn, weights = recipe.learn, value_bytes * shape.parameters
     engine_share = (request.card or request.memory) * _engine_share(recipe)
     local = not engine_share
-    played = weights + (_copy_bytes(recipe, shape) if local else 0)
     return FixedBytes(
         shape=shape,
         value_bytes=value_bytes,
         lora_rank=learn.lora_rank,
         usable=request.memory * _USABLE - _CUDA_CONTEXT,
-        weights=played,
+        weights=weights,
         masters=_masters(request) if request.use != "checkpoint" else 0,
         optimizer=_moments(request),
         reference=weights if learn.kl and request.learns and not learn.lora_rank else 0,
         engine_share=engine_share,
         league_copies=_league_copies(recipe) if request.learns else 0,
-        bytes_per_league_copy=played + _whole_masters(request) + engine_share,
+        bytes_per_league_copy=weights + _whole_masters(request) + engine_share,
         rivals=_rival_bytes(recipe, value_bytes, engine_share),
         loaded_masters=_masters(request) if request.use == "checkpoint" else 0,
         gradient_sums=_SUM_BYTES * _trained(request) / _gradient_sharers(request),
@@ -279,12 +277,6 @@ def _engine_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
     return float(prefill + _ENGINE_BUFFERS)
 
 
-def _copy_bytes(recipe: Recipe, shape: ModelShape) -> float:
-    """The copy of the weights in 8 bits that decode steps read; a group has a scale of 2 bytes."""
-    small = planned_option(recipe, "weights") == "int8"
-    return shape.layers * shape.linear_weights * (1 + 2 / _SCALE_GROUP) if small else 0
-
-
 def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
     """One conversation in the pool of a local engine."""
     return float(planned_option(recipe, "context")) * _token_bytes(recipe, shape, value_bytes)
@@ -293,7 +285,7 @@ def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
 def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
     """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has a scale too."""
     cache = str(planned_option(recipe, "cache"))
-    check_formats(cache, str(planned_option(recipe, "weights")), shape.parameters)
+    check_cache(cache, shape.parameters)
     if cache == "int8":
         return shape.cached_values + 2 * shape.cached_values // shape.head_size
     return shape.cached_values * value_bytes
@@ -316,8 +308,7 @@ def _rival_bytes(recipe: Recipe, value_bytes: int, engine_share: float) -> float
     An engine that takes a share of the card (`engine_share`) holds its pool in it.
     """
     return sum(
-        value_bytes * shape.parameters
-        + (engine_share or _engine_bytes(recipe, shape, value_bytes) + _copy_bytes(recipe, shape))
+        value_bytes * shape.parameters + (engine_share or _engine_bytes(recipe, shape, value_bytes))
         for shape in _rival_shapes(recipe)
     )
 

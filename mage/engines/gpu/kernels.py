@@ -16,7 +16,6 @@ from mage.engines.gpu.draft_kernels import accept, draft
 from mage.engines.gpu.overlap import gdc_launch_dependents, gdc_wait, overlaps
 from mage.engines.gpu.product_kernels import add_norm, product
 from mage.engines.gpu.sampling_kernels import choose
-from mage.engines.gpu.small_weights import SmallWeight
 from mage.engines.gpu.state import Tiles, tiles_for
 from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 
@@ -35,52 +34,36 @@ __all__ = [
 ]
 
 
-def project(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, small: SmallWeight | None = None
-) -> Tensor:
-    """A linear layer: rows @ weight^T + bias. `small`: its copy for steps of few tokens."""
-    tiles = _tiles(rows, len(weight), None, small)
-    if tiles is None:
-        return linear(rows, weight, bias)
-    return product(rows, weight if small is None else small, tiles, bias=bias)
+def project(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer: rows @ weight^T + bias."""
+    tiles = _tiles(rows, len(weight), bias=None)
+    return linear(rows, weight, bias) if tiles is None else product(rows, weight, tiles, bias=bias)
 
 
-def project_gated(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, small: SmallWeight | None = None
-) -> Tensor:
+def project_gated(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu(gate) * up of a linear layer whose outputs are gate and up side by side."""
-    tiles = _tiles(rows, len(weight) // 2, bias, small, gated=True)
+    tiles = _tiles(rows, len(weight) // 2, bias, gated=True)
     if tiles is None:
         return gated(linear(rows, weight, bias))
-    return product(rows, weight if small is None else small, tiles, gated=True)
+    return product(rows, weight, tiles, gated=True)
 
 
 def add_project_norm(
-    hidden: Tensor,
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Tensor,
-    epsilon: float,
-    small: SmallWeight | None = None,
+    hidden: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, epsilon: float
 ) -> Tensor:
     """Add a linear layer of `rows` to `hidden` in place; returns the norm of the sum."""
-    tiles = _tiles(rows, len(weight), bias, small, summed=True)
+    tiles = _tiles(rows, len(weight), bias, summed=True)
     if tiles is not None:
-        parts = product(rows, weight if small is None else small, tiles, summed=True)
+        parts = product(rows, weight, tiles, summed=True)
         return add_norm(hidden, parts, norm, epsilon)
     hidden.addmm_(rows, weight.t())  # in place: `addmm` would first copy `hidden`
     return rms_norm(hidden if bias is None else hidden.add_(bias), norm, epsilon)
 
 
-def _tiles(
-    rows: Tensor, words: int, bias: Tensor | None, small: SmallWeight | None, **kind: bool
-) -> Tiles | None:
+def _tiles(rows: Tensor, words: int, bias: Tensor | None, **kind: bool) -> Tiles | None:
     """How a kernel of ours divides a product; None: cuBLAS computes it."""
     ours = overlaps(rows) and rows.dtype != torch.float32 and bias is None
-    if not ours:
-        return None
-    return tiles_for(len(rows), words, rows.shape[1], small=small is not None, **kind)
+    return tiles_for(len(rows), words, rows.shape[1], **kind) if ours else None
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -6,43 +6,27 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from mage.engines.drafts import propose
-from mage.engines.gpu.small_weights import MOST, SmallWeight, widen
 from mage.engines.gpu.state import Blocks, DeviceState
 from mage.engines.pool import LARGEST, SMALLEST, ZERO, Scales
 from mage.engines.sampling import uniform
 
 
-def project(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, small: SmallWeight | None = None
-) -> Tensor:
-    """A linear layer: rows @ weight^T + bias. `small`: its copy for steps of few tokens."""
-    return linear(rows, _format(rows, weight, small), bias)
+def project(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer: rows @ weight^T + bias."""
+    return linear(rows, weight, bias)
 
 
-def project_gated(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, small: SmallWeight | None = None
-) -> Tensor:
+def project_gated(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """silu(gate) * up of a linear layer whose outputs are gate and up side by side."""
-    return gated(linear(rows, _format(rows, weight, small), bias))
+    return gated(linear(rows, weight, bias))
 
 
 def add_project_norm(
-    hidden: Tensor,
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm: Tensor,
-    epsilon: float,
-    small: SmallWeight | None = None,
+    hidden: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None, norm: Tensor, epsilon: float
 ) -> Tensor:
     """Add a linear layer of `rows` to `hidden` in place; returns the norm of the sum."""
-    hidden.addmm_(rows, _format(rows, weight, small).t())
+    hidden.addmm_(rows, weight.t())
     return rms_norm(hidden if bias is None else hidden.add_(bias), norm, epsilon)
-
-
-def _format(rows: Tensor, weight: Tensor, small: SmallWeight | None) -> Tensor:
-    """The weight that a step of so many tokens reads."""
-    return weight if small is None or len(rows) > MOST else widen(small, weight.dtype)
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:

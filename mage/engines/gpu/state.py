@@ -42,51 +42,31 @@ SMALL = 2_000_000
 
 
 def tiles_for(
-    rows: int,
-    words: int,
-    depth: int,
-    *,
-    gated: bool = False,
-    summed: bool = False,
-    small: bool = False,
+    rows: int, words: int, depth: int, *, gated: bool = False, summed: bool = False
 ) -> Tiles | None:
     """How to divide a product of `rows` with weights [words, depth]; None where cuBLAS is better.
 
     Found on an H200 with Qwen3-4B's and Qwen2.5-1.5B's shapes; SmolLM2-135M's are `SMALL`.
     `gated`: two products of the same inputs. `summed`: parts of the inputs may be summed later, so
-    that all multiprocessors work. `small`: weights in 8 bits, with a scale for each step of inputs.
+    that all multiprocessors work.
     """
-    if rows > 128 or words % 64 or depth % 64:
+    if rows > 128 or words % 64 or depth % 64 or (rows > 64 and not summed):
+        return None
+    if rows > 16 and words * depth < SMALL:
         return None
     step = 128 if depth % 128 == 0 else 64
-    splits = max(1, min(round(120 * 64 / words), depth // step // 2)) if summed else 1
-    if small:
-        return _small_tiles(rows, step, splits, gated)
-    if (rows > 64 and not summed) or (rows > 16 and words * depth < SMALL):
-        return None
     if gated and rows > 16:
         return Tiles(32, step, stages=3)
-    return Tiles(64, step, splits, stages=5 if rows <= 64 else 4)
-
-
-def _small_tiles(rows: int, step: int, splits: int, gated: bool) -> Tiles:
-    """Chosen on a CPU, by registers, memory and instructions of the compiled kernels: not measured.
-
-    64 outputs are the fewest for `wgmma`, with which every weight is widened once; with 32 outputs
-    each is widened twice. Three stages of gated products let two programs share a multiprocessor.
-    """
-    if gated and rows > 16:
-        return Tiles(64, step, stages=3, warps=4 if rows <= 64 else 8)
+    splits = max(1, min(round(120 * 64 / words), depth // step // 2)) if summed else 1
     return Tiles(64, step, splits, stages=5 if rows <= 64 else 4)
 
 
 def overlap_pays(rows: int, numbers: int) -> bool:
     """Whether kernels over `rows` of so many numbers should start while the one before runs.
 
-    SmolLM2-135M's steps (576 numbers) of 64 and 128 rows get slower by it, those of 16 rows faster;
-    between 16 and 64 rows nothing was measured.
+    SmolLM2-135M's steps (576 numbers) of 16 rows get faster by it, those of 32 to 128 rows slower.
     """
-    return rows <= 32 or numbers >= 1024
+    return rows <= 16 or numbers >= 1024
 
 
 DECODE = Tuning(lines=16, keys=BLOCK)

@@ -48,8 +48,8 @@ from mage.engines.own_logits import HALF_GAP, NEEDED, check_own_logits
 from mage.engines.pool import affordable_slots, make_pool
 from mage.engines.sampling import sample
 from mage.models.architecture import is_known
-from mage.models.loading import pick_cache, pick_weights
-from mage.models.shapes import check_formats
+from mage.models.loading import pick_cache
+from mage.models.shapes import check_cache
 from mage.types import Completion, Finish, Request
 
 
@@ -73,9 +73,8 @@ class LocalEngine(Engine):
     It computes or caches up to `slots` sequences of at most `context` tokens (prompt and reply). A
     step computes at most about `max_batch_tokens` tokens, so long prompts take several steps.
     `run_ahead`: launch a step from CUDA graphs before the tokens of the last one are read; the
-    default is True on a GPU. `cache`: keys and values in the model's format or in 8 bits.
-    `weights`: decode steps of at most 128 tokens read the model's weights or a copy in 8 bits.
-    `drafts`: tokens guessed and checked per sequence and step, in steps of few sequences.
+    default is True on a GPU. `cache`: keys and values in the model's format or in 8 bits. `drafts`:
+    tokens guessed and checked per sequence and step, in steps of few sequences.
     """
 
     context: int
@@ -105,13 +104,6 @@ class LocalEngine(Engine):
             Literal["model", "int8"],
             Field(description="format of keys and values; int8: 8 bits, for 1 B or more on a GPU"),
         ] = "model",
-        weights: Annotated[
-            Literal["model", "int8"],
-            Field(
-                description="format of the weights that decode steps read; int8: a copy in 8 bits, "
-                "for 1 B or more on a GPU like the H200"
-            ),
-        ] = "model",
         drafts: Annotated[
             int, Field(description="tokens guessed from known text and checked per step; 0: none")
         ] = 0,
@@ -129,14 +121,10 @@ class LocalEngine(Engine):
         check_full_attention(self.config, context)
         self.device = self.head.weight.device
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
-        parameters = sum(weight.numel() for weight in causal_lm.parameters())
-        check_formats(cache, weights, parameters)
-        self.small_cache = pick_cache(cache, self.device) == "int8"
-        self.small_weights = pick_weights(weights, self.device) == "int8"
-        self.rounds = self.small_cache or self.small_weights
+        check_cache(cache, sum(weight.numel() for weight in causal_lm.parameters()))
+        self.rounds = pick_cache(cache, self.device) == "int8"
         if self.rounds and not ahead:
-            option = "cache" if self.small_cache else "weights"
-            raise UserError(f'engines.{option} = "int8" needs engines.run_ahead = true')
+            raise UserError('engines.cache = "int8" needs engines.run_ahead = true')
         self.ops = operations(self.device) if ahead else None
         self.decoder = plain_decoder(model, context, self.ops)
         self.pool = make_pool(
@@ -144,11 +132,11 @@ class LocalEngine(Engine):
             (slots + ahead, context),
             self.backbone.get_input_embeddings().weight.dtype,
             self.device,
-            small=self.small_cache,
+            small=self.rounds,
         )
         slots = affordable_slots(slots, context, self.pool)
         self.pool.most = (slots + ahead, context)
-        self._round()
+        self._split_biases()
         self.slots = Slots(slots, context, share=prefix_cache)
         self.stats = Stats()
         self.queue: deque[Request] = deque()
@@ -179,19 +167,9 @@ class LocalEngine(Engine):
                 f"the local engine does not (logits differ by {gap:.3g}): use another model"
             )
 
-    def _round(self) -> None:
-        """What 8 bits need whenever the weights have changed; the plain decoder does both.
-
-        Large biases of keys are not stored in 8 bits, and decode steps read a copy of the weights.
-        """
-        if self.small_weights:
-            if self.decoder is None:
-                raise UserError(
-                    'engines.weights = "int8" is for plain models, and this one has adapters or '
-                    "modules of its own: remove the option"
-                )
-            self.decoder.round_weights()
-        if not self.small_cache:
+    def _split_biases(self) -> None:
+        """Large biases of keys are not stored in 8 bits; only the plain decoder leaves them out."""
+        if not self.rounds:
             return
         if self.decoder is not None:
             self.decoder.split_biases(self.pool)
@@ -239,7 +217,7 @@ class LocalEngine(Engine):
             before, self.decoder = self.decoder, plain_decoder(self.model, self.context, self.ops)
             if self.loop is not None and self.decoder is not before:
                 self.loop.forget_graphs()
-        self._round()
+        self._split_biases()
 
     def empty_cache(self) -> None:
         self.answered += self._complete(self._land())

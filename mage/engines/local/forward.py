@@ -7,29 +7,19 @@ anything else (adapter modules, hooks, scaled rope) use the modules of transform
 """
 
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from mage.engines.gpu.loop import TokenSlots
 from mage.engines.gpu.reference_ops import rotate
-from mage.engines.gpu.small_weights import SmallWeight, make_small, round_weight
 from mage.engines.local.attention import Plan
 from mage.engines.pool import KeyValuePool
 from mage.models.architecture import LayerParts, is_plain, parts_of
 from mage.models.side_by_side import are_neighbours, place_side_by_side
 
 PAIRS = 16  # of channels of a key head whose biases are not stored in 8 bits
-
-
-class SmallWeights(NamedTuple):
-    """The copies of a layer's weights in 8 bits, under the names of `LayerParts`."""
-
-    qkv: SmallWeight | None = None
-    out: SmallWeight | None = None
-    gate_up: SmallWeight | None = None
-    down: SmallWeight | None = None
 
 
 class PlainDecoder:
@@ -47,7 +37,6 @@ class PlainDecoder:
         self.rope = _rope_table(backbone, context)
         self.layers = [_fuse(parts_of(layer)) for layer in backbone.layers]
         self.biases: list[Any] = [layer.qkv_bias for layer in self.layers]
-        self.small: list[SmallWeights] | None = None
 
     def is_current(self, model: torch.nn.Module) -> bool:
         """Whether `model` still computes with these weights and has no added modules or hooks."""
@@ -85,18 +74,6 @@ class PlainDecoder:
             moved = rotate(large.float(), cos, sin)
             pool.channels[index] = chosen
             pool.bias[index, : len(cos)] = moved.gather(2, chosen.expand(len(cos), -1, -1))
-
-    def round_weights(self) -> None:
-        """Write the weights into their copies in 8 bits, which decode steps read."""
-        if self.small is None:
-            self.small = [
-                SmallWeights(*(make_small(getattr(layer, name)) for name in SmallWeights._fields))
-                for layer in self.layers
-            ]
-        for layer, copies in zip(self.layers, self.small, strict=True):
-            for name, small in copies._asdict().items():
-                if small is not None:
-                    round_weight(getattr(layer, name), small)
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Hidden states [tokens, hidden] of one flat row of tokens, on a CPU."""
@@ -153,9 +130,8 @@ class PlainDecoder:
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
         norms = [layer.before_attention for layer in self.layers] + [self.backbone.norm.weight]
         normed: torch.Tensor = ops.rms_norm(hidden, norms[0], self.epsilon)
-        copies = self.small or [SmallWeights()] * len(self.layers)
-        for index, (layer, small) in enumerate(zip(self.layers, copies, strict=True)):
-            together = ops.project(normed, layer.qkv, self.biases[index], small.qkv)
+        for index, layer in enumerate(self.layers):
+            together = ops.project(normed, layer.qkv, self.biases[index])
             found = places.mix(
                 index,
                 together.view(len(ids), -1, self.size),
@@ -166,12 +142,11 @@ class PlainDecoder:
                 self.scaling,
             ).reshape(len(ids), -1)
             normed = ops.add_project_norm(
-                hidden, found, layer.out, layer.out_bias, layer.before_mlp, self.epsilon, small.out
+                hidden, found, layer.out, layer.out_bias, layer.before_mlp, self.epsilon
             )
-            wide = ops.project_gated(normed, layer.gate_up, layer.gate_up_bias, small.gate_up)
-            after = norms[index + 1]
+            wide = ops.project_gated(normed, layer.gate_up, layer.gate_up_bias)
             normed = ops.add_project_norm(
-                hidden, wide, layer.down, layer.down_bias, after, self.epsilon, small.down
+                hidden, wide, layer.down, layer.down_bias, norms[index + 1], self.epsilon
             )
         return normed
 
