@@ -18,7 +18,6 @@ from mage.cli.main import app
 from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.config.sections import LearnOptions
-from mage.engines.gpu.small_weights import GROUP
 from mage.engines.pool import memory_for_slots
 from mage.learn.learner import Learner
 from mage.learn.token_logprobs import LOGITS_AT_ONCE
@@ -130,7 +129,6 @@ def test_a_float32_model_holds_the_gradients_of_earlier_micro_batches():
 
 def test_the_plan_uses_the_sizes_of_the_engine_and_of_the_loss():
     assert LOGITS_AT_ONCE["cuda"] == memory_bytes._LOGITS_AT_ONCE
-    assert GROUP == memory_bytes._SCALE_GROUP
     small, large = (
         plan("paper_alfworld", "qwen3-4b", 143, f"--engines.max_batch_tokens={tokens}").fixed
         for tokens in (4096, 8192)
@@ -226,6 +224,21 @@ def test_where_slots_do_not_fit_the_plan_names_a_context_at_which_all_of_them_do
     named = int(reason.rpartition("engines.context = ")[2].rstrip(")"))
     assert planned(f"--engines.context={named}").slots == 64
     assert planned(f"--engines.context={named + 512}").slots < 64
+
+
+def test_a_large_model_gets_micro_batches_of_at_most_8192_tokens():
+    """As measured: at 4 B larger ones are not faster. A small model needs them."""
+    words = ("--learn.lora_rank=16", "--engines.context=2816")
+    large, small, given = (
+        plan("paper_kuhn_poker", shape, 200, *words, *more)
+        for shape, more in (
+            ("qwen3-4b", ()),
+            ("qwen3-0.6b", ()),
+            ("qwen3-4b", ("--learn.micro_tokens=16384",)),
+        )
+    )
+    assert [found.micro_tokens for found in (large, small, given)] == [8192, 16384, 16384]
+    assert not large.recompute
 
 
 def test_given_options_are_kept_and_named_as_given():

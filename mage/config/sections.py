@@ -380,7 +380,8 @@ class LearnOptions(Section):
     micro_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens per micro-batch; not given = as many as fit on the GPU, at most 16384",
+        description="tokens per micro-batch; not given = as many as fit on the GPU, at most 16384 "
+        "(8192 from 2 B parameters on)",
     )
     packed: bool = Field(True, description="compute shared prompt prefixes once")
     recompute: bool | None = Field(
