@@ -208,6 +208,7 @@ def main() -> None:
     tokenizer = find_model(args.tokenizer) if args.tokenizer else None
     for name in args.recipes:
         update = Update(read_recipe(name, args.change), tokenizer)
+        gc.freeze()  # as a training does: what is loaded by now is not visited again
         rounds = []
         for _ in range(args.rounds + 1):
             update.begin()
@@ -223,6 +224,7 @@ def main() -> None:
             profile.runcall(update)
             profile.dump_stats(args.profile)
         del update
+        gc.unfreeze()
         gc.collect()
 
 
