@@ -11,6 +11,7 @@ new tokens in slot 7 and b with two in slot 2, blocks of two tokens, in a bucket
     entries   row 2 -> slot 7, row 4 -> slot 2, 0 -> S ..    rows whose next token is sampled
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,12 +81,13 @@ class PrefillBuffer:
         """Write the joining sequences into the smallest bucket; returns its length and count."""
         length = at_least(self.lengths, int(joining.new.sum()))
         count = at_least(self.counts, len(joining.new))
-        words = Words(*(np.zeros(size, np.int64) for size in self._sizes(length, count)))
+        sizes = self._sizes(length, count)
+        flat = np.zeros(sum(sizes), np.int64)
+        words = Words(*_parts(flat, sizes))
         offsets = np.cumsum(joining.new) - joining.new  # first row of each sequence
         self._fill_tokens(words, joining, offsets)
         self._fill_blocks(words, joining, offsets)
         reals = self._fill_entries(words, joining, offsets)
-        flat = np.concatenate(words)
         to_device(self.words[: len(flat)], flat)
         to_device(self.reals[:, :count], reals)
         return length, count
@@ -133,6 +135,14 @@ class PrefillBuffer:
         reals = np.ones((2, len(words.slot)), np.float32)
         reals[:, :count] = choices.temperature[ready], choices.top_p[ready]
         return reals
+
+
+def _parts(flat: Array, sizes: list[int]) -> Iterator[Array]:
+    """Neighbouring views of an array."""
+    start = 0
+    for size in sizes:
+        yield flat[start : start + size]
+        start += size
 
 
 def to_device(target: torch.Tensor, numbers: Array) -> None:

@@ -355,11 +355,12 @@ class LocalEngine(Engine):
         order = np.argsort(slots, kind="stable")
         number = np.empty(len(slots), np.int64)  # of the token among those of its sequence
         number[order] = np.arange(len(slots)) - np.searchsorted(slots[order], slots[order])
-        finished = list[tuple[int, Finish]]()
+        finished, over = list[tuple[int, Finish]](), np.zeros(self.slots.count, bool)
         for turn in range(int(number.max(initial=-1)) + 1):
             now = number == turn
             if finished:
-                now &= ~np.isin(slots, [slot for slot, _ in finished])
+                over[[slot for slot, _ in finished]] = True
+                now &= ~over[slots]
             self.slots.filled[slots[now & drafted]] += 1
             self.stats.generated_tokens += int(now.sum())
             finished += self.sequences.append(slots[now], tokens[now], logprobs[now])

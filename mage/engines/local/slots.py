@@ -78,17 +78,20 @@ class Slots:
             chain += _chain(prompt[depth * BLOCK :], chain[-1] if chain else ROOT)
         while depth < len(chain) and chain[depth] in self.holders:
             depth += 1
-        ids = np.concatenate((self.tokens[own, :kept], np.array(prompt[kept:], np.int64)))
-        source, found = self._best_holder(chain, depth, ids) if kept < depth * BLOCK else (-1, 0)
+        new, source, found = np.array(prompt[kept:], np.int64), -1, 0
+        if kept < depth * BLOCK:
+            ids = np.concatenate((self.tokens[own, :kept], new))
+            source, found = self._best_holder(chain, depth, ids)
         if self._is_coming(chain, depth, max(found, kept)):
             return None
         slot = own if own >= 0 else self._victim()
+        self.tokens[slot, kept : len(prompt)] = new
         if slot == source:
             kept = found
         self.free.pop(slot, None)
         reused = min(max(found, kept), len(prompt) - 1)
         kept = min(kept, reused)
-        self._assign(slot, ids, chain, kept)
+        self._assign(slot, chain, kept)
         self.prompts[slot] = prompt
         self.filled[slot] = reused
         return Lease(slot, reused, source, kept)
@@ -102,9 +105,14 @@ class Slots:
             start = len(chain)
             ids = self.tokens[slot, start * BLOCK : end * BLOCK].tolist()
             chain += _chain(ids, chain[-1] if chain else ROOT)
-        for block in chain[self.held[slot] : end]:
-            self.holders.setdefault(block, {})[slot] = None
-            self.pending.discard(block)
+        new = chain[self.held[slot] : end]
+        for block in new:
+            others = self.holders.get(block)
+            if others is None:
+                self.holders[block] = {slot: None}
+            else:
+                others[slot] = None
+        self.pending.difference_update(new)
         self.held[slot] = max(end, self.held[slot])
 
     def release(self, slot: int) -> None:
@@ -161,8 +169,8 @@ class Slots:
             return self.used - 1
         return oldest
 
-    def _assign(self, slot: int, ids: Array, chain: list[int], kept: int) -> None:
-        """Write the prompt into the slot and drop the blocks after the first `kept` tokens."""
+    def _assign(self, slot: int, chain: list[int], kept: int) -> None:
+        """Drop the blocks of a slot after the first `kept` tokens; its prompt has this chain."""
         self._forget_text(slot)
         keep = min(kept // BLOCK, self.held[slot])
         for block in self.chains[slot][keep : self.held[slot]]:
@@ -170,7 +178,6 @@ class Slots:
             del others[slot]
             if not others:
                 del self.holders[block]
-        self.tokens[slot, : len(ids)] = ids
         self.chains[slot], self.held[slot] = chain, keep
         self.pending.update(block for block in chain[keep:] if block not in self.holders)
 
