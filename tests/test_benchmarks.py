@@ -1,11 +1,14 @@
 """The benchmarks run at their smallest size, and both sides do the same work."""
 
+import json
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import adapters, busy, generate, host, packing, prefixes, trl
+from benchmarks import adapters, busy, generate, host, packing, paper_scale, prefixes, trl, vllm
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -99,6 +102,38 @@ def test_all_keys_of_an_update_are_counted():
     assert keys["tree"] < keys["groups"] < keys["apart"]
     assert keys["tree"] <= keys["today"] < keys["apart"]
     assert counts.bound("int8") < counts.bound("bfloat16") < keys["today"] / keys["tree"]
+
+
+@pytest.mark.e2e
+def test_an_update_of_a_paper_recipe_is_measured_after_a_short_one(tmp_path):
+    """The short update has one episode of three, and is not a record."""
+    learned: list[int] = []
+
+    class Counted(paper_scale.MeasuredTrainer):
+        def _learn(self, number, samples, timer):
+            learned.append(len(samples))
+            return super()._learn(number, samples, timer)
+
+    out = tmp_path / "scale.json"
+    words = ["--shape", "tiny", "--reply-tokens", "4", "--cases", "kuhn_poker", "--memory", "50"]
+    with mock.patch.object(paper_scale, "MeasuredTrainer", Counted):
+        paper_scale.main([*words, "--warm", "--updates", "1", "--out", str(out)])
+    (record,) = json.loads(out.read_text())["records"]
+    assert (record["update"], record["memory"], record["overflows"]) == (1, 50.0, 0)
+    assert record["samples"] == learned[1] > 2 * learned[0] > 0
+    assert record["total"] >= record["play"] + record["learn"] > 0
+
+
+def test_the_table_beside_vllm_pairs_the_sides_of_a_format():
+    about = {"model": "4b", "case": "2 x (3 + 4)"}
+    rows = [("ours", "int8", [4.0, 5.0, 6.0], 1.0), ("vllm", "int8", [2.0, 2.0, 4.0], 2.0)]
+    records = [
+        about | {"side": side, "format": kind, "rates": rates, "memory": memory}
+        for side, kind, rates, memory in [*rows, ("ours", "model", [1.0], 1.0)]
+    ]
+    assert list(vllm.table(records))[2:] == [
+        "| 4b | int8 | 2 x (3 + 4) | 6 / 5 | 4 / 2 | 1.50 / 2.50 | 1 / 2 |"
+    ]
 
 
 @pytest.mark.e2e
