@@ -122,7 +122,7 @@ def test_the_benchmark_measures_all_ways(tmp_path):
 def test_the_benchmark_of_products_measures_and_tries_other_tiles(tmp_path):
     """On a CPU all tiles are the same operation."""
     out = tmp_path / "products.json"
-    words = ["--shapes", "tiny", "--rows", "2", "--products", "qkv,down", "--tune", "ours"]
+    words = ["--shapes", "tiny", "--rows", "2", "--products", "qkv,down", "--tune"]
     products.main([*words, "--out", str(out)])
     records = json.loads(out.read_text())["records"]
     cases = [record for record in records if "case" in record]
