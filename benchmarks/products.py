@@ -60,6 +60,13 @@ def size_of(shape: ModelShape, name: str) -> tuple[int, int]:
     }[name]
 
 
+def divided(tiles: Tiles | None) -> Any:
+    """A context in which all products are divided this way; None: cuBLAS computes them."""
+    return mock.patch.object(
+        import_module("mage.engines.gpu.kernels"), "_tiles", return_value=tiles
+    )
+
+
 class Case:
     """A product of all layers with `rows` rows, and how long one takes."""
 
@@ -91,8 +98,7 @@ class Case:
 
         if device() == "cpu":
             return seconds_of(compute, rounds=1, repeats=1) / len(self.weights)
-        with mock.patch.object(import_module("mage.engines.gpu.kernels"), "_tiles") as chosen:
-            chosen.return_value = tiles
+        with divided(tiles):
             compute()  # compiles
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -103,8 +109,7 @@ class Case:
     def compile(self, tiles: Tiles) -> None:
         """Compute the product of one layer with these tiles, so that its kernel is in the cache."""
         ops = operations(torch.device(device()))
-        with mock.patch.object(import_module("mage.engines.gpu.kernels"), "_tiles") as chosen:
-            chosen.return_value = tiles
+        with divided(tiles):
             self._compute(ops, self.weights[0])
 
     def _compute(self, ops: Any, weight: Tensor) -> None:
