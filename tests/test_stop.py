@@ -17,7 +17,7 @@ from processes import signal_in_update, start_mage, start_torchrun, wait
 from mage.config.loading import load_recipe
 from mage.learn import checkpoint
 from mage.ranks.ranks import Ranks
-from mage.ranks.stop import StopRequest
+from mage.ranks.stop import StopRequest, StopSignals
 from mage.ranks.watch import is_alive
 from mage.run_folder import RunFolder
 from mage.training import start as training_start
@@ -65,6 +65,12 @@ temperature = 1.0
 top_p = 1.0
 top_k = 0
 """
+STAGES = """
+[[stages]]
+name = "first"
+[[stages]]
+name = "second"
+"""
 TWO = ("--run.updates=2", "--run.evaluate_every=2")
 
 
@@ -92,9 +98,11 @@ def start(
     return start_mage(words, place, place / f"{name}.log", ranks=ranks, prepare=prepare)
 
 
-def torchrun(place: Path, name: str, *more: str, **how: Any) -> tuple[BaseProcess, Path]:
+def torchrun(
+    place: Path, name: str, *more: str, stages: str = "", **how: Any
+) -> tuple[BaseProcess, Path]:
     """A run of two ranks below torchrun, and its log."""
-    (place / "tiny.toml").write_text(RECIPE)
+    (place / "tiny.toml").write_text(RECIPE + stages)
     words, log = ["train", "tiny.toml", f"--run.name={name}", *more], place / "log"
     return start_torchrun(words, place, log, **how), log
 
@@ -164,9 +172,36 @@ def test_a_stop_of_torchrun_is_no_error_of_a_rank(tmp_path):
     finally:
         process.kill()  # its ranks end with it
     assert all_end(ranks)
-    assert [path.read_text() for path in sorted(tmp_path.glob("rank-*"))] == ["130", "0"]
+    assert_is_stopped(tmp_path, log)
+
+
+def assert_is_stopped(place: Path, log: Path) -> None:
+    """Both ranks have ended after a stop, and none reports an error."""
+    assert [path.read_text() for path in sorted(place.glob("rank-*"))] == ["130", "0"]
     assert log.read_text().count("Stopped. The run is saved.") == 1
     assert "mage: " not in log.read_text()
+
+
+def stop_rank_0_alone() -> None:
+    """Rank 0 stops in update 2, and torchrun's signals arrive when a rank has stopped."""
+    signal_in_update(2, 0, signal.SIGTERM)
+    whole = StopSignals.__exit__
+
+    def leave(stop: StopSignals, *error: Any) -> None:
+        whole(stop, *error)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+
+    StopSignals.__exit__ = leave  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("stages", ["", STAGES], ids=["alone", "stages"])
+def test_a_signal_after_the_stop_that_rank_0_has_passed_on_is_no_error(tmp_path, stages):
+    """torchrun signals its ranks one after another; the other ranks begin no further stage."""
+    process, log = torchrun(tmp_path, "long", stages=stages, prepare=stop_rank_0_alone)
+    assert wait(process) != 0
+    assert_is_stopped(tmp_path, log)
+    assert len(list(tmp_path.glob("runs/long/stages/*"))) == bool(stages)
 
 
 def lose_torchrun() -> None:

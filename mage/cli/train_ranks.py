@@ -61,7 +61,7 @@ def train_on_rank(
                 else:
                     _train_other(folder, ranks)
     except Stopped:
-        raise typer.Exit(EXIT_STOPPED) from None
+        raise typer.Exit(0 if world.rank else EXIT_STOPPED) from None
     if world.rank:
         raise typer.Exit(0)
     return folder

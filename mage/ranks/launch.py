@@ -20,7 +20,7 @@ from mage.config.recipe import Recipe
 from mage.ranks import processes as child_processes
 from mage.ranks.processes import SIGNALS, blocked_signals, end_with_parent
 from mage.ranks.rank_log import log_path, write_rank_log
-from mage.ranks.ranks import RankFailed, RankLost, Ranks, RanksStopped
+from mage.ranks.ranks import RankFailed, RankLost, Ranks
 from mage.ranks.stop import Stopped, StopRequest
 from mage.ranks.watch import Peer, Watch, describe_loss, find_loss
 
@@ -124,7 +124,7 @@ def _run_rank(
     end_with_parent()
     kept = write_rank_log(log_path(folder, rank), redirect=True)
     kept.__enter__()  # until the process ends, so that a traceback is logged too
-    with suppress(RankFailed, RanksStopped):
+    with suppress(RankFailed, Stopped):
         store = dist.FileStore(str(Path(place, "store")), size)
         store.set(f"ready/{rank}", "1")
         with join_group(store, rank, size, folder) as ranks:

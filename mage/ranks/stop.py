@@ -75,10 +75,11 @@ class StopSignals(StopRequest):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # All ranks now end together. torchrun signals them one after another: a stop that rank 0
+        # has passed on may be over before the signal of this rank arrives.
+        is_ending = isinstance(error, (Stopped, RankLost))
         for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if isinstance(error, RankLost):  # torchrun now sends SIGTERM: the loss is the message
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(number, signal.SIG_IGN if is_ending else handler)
 
     @contextmanager
     def section(self, ranks: Ranks) -> Iterator[None]:

@@ -84,8 +84,7 @@ def join_torchrun(world: World) -> Iterator[Ranks]:
             signal.signal(signal.SIGTERM, before)
             try:
                 yield ranks
-            except Stopped:  # torchrun may repeat its signal while the ranks leave together
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            except Stopped:
                 raise
             except Exception:
                 _begin_report(world.rank, store)  # before the others lose this rank

@@ -44,7 +44,7 @@ def work_on_rank(run: Path, world: World) -> int:
                 callback = _callback(run) if ranks.is_main else CallbackList([])
                 train(run, callback, stop, ranks=ranks, wait_for_lock=True)
     except Stopped:
-        return EXIT_STOPPED
+        return 0 if world.rank else EXIT_STOPPED
     return 0
 
 

@@ -33,11 +33,10 @@ def train(
     """Train the run in a folder to its end and return the summary.
 
     Training continues from the newest whole checkpoint, if there is one. `stop` is called after
-    every update: if it returns true, the run is saved and `Stopped` is raised. `StopSignals` also
-    ends an interruptible section at once. If another process uses the folder, `RunLocked` is
+    every update: if it returns true, the run is saved and all ranks raise `Stopped`. `StopSignals`
+    also ends an interruptible section at once. If another process uses the folder, `RunLocked` is
     raised, or with `wait_for_lock` this waits for its end. `ranks` are those that torchrun has
-    started; without them `run.workers` processes are started. Ranks other than 0 return {} and
-    never raise `Stopped`.
+    started; without them `run.workers` processes are started. Ranks other than 0 return {}.
     """
     under_torchrun = ranks is not None
     ranks = ranks or Ranks()
@@ -55,7 +54,7 @@ def train(
             with request.section(ranks), ranks.together():
                 _write_warm_start(folder, ranks, callback)
         except RanksStopped:
-            return _end_stopped(ranks, path)
+            raise Stopped(str(path)) from None
         if under_torchrun:
             return _train_rank(ranks, path, callback, request)
         return launch_ranks(
@@ -97,12 +96,5 @@ def _train_rank(ranks: Ranks, path: Path, callback: Callback, stop: StopRequest)
             trainer = Trainer(RunFolder.open(path), ranks, callback, stop)
             trainer.resume()
     except RanksStopped:
-        return _end_stopped(ranks, path)
-    return trainer.run()
-
-
-def _end_stopped(ranks: Ranks, path: Path) -> Metrics:
-    """End a run that is stopped before its first update."""
-    if ranks.is_main:
         raise Stopped(str(path)) from None
-    return {}
+    return trainer.run()

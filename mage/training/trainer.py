@@ -151,7 +151,9 @@ class Trainer:
         try:
             return self._run()
         except RanksStopped:
-            return self._end_stopped()
+            if self._can_save and self.done:  # the last update, if its weights are complete
+                self._save()
+            raise Stopped(str(self.folder.path)) from None
         except RankLost:
             # Rank 0 writes without a barrier, which would wait for the lost rank. The weights of
             # sharded ranks are lost with it.
@@ -161,14 +163,6 @@ class Trainer:
             raise
         finally:
             gc.unfreeze()
-
-    def _end_stopped(self) -> Metrics:
-        """End a run that is stopped: save the last update, if its weights are complete."""
-        if self._can_save and self.done:
-            self._save()
-        if self.ranks.is_main:
-            raise Stopped(str(self.folder.path)) from None
-        return {}
 
     def _run(self) -> Metrics:
         if self.recipe.run.updates == 0:
