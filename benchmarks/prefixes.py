@@ -1,4 +1,4 @@
-"""Keys that the decode steps of an update read, and how many of them are shared.
+"""Keys that the decode steps of an update read, how many of them are shared, and padded prefills.
 
     python -m benchmarks.prefixes --tokenizer FOLDER            # the paper's five recipes
     python -m benchmarks.prefixes kuhn_poker --change=--play.groups=2 --reply-tokens 16
@@ -16,6 +16,9 @@ Counted at every decode step, over the sequences that run together:
 
 The bound is the ratio of bytes (weights of Qwen3-4B in bfloat16, and keys and values), as if
 nothing but memory took time.
+
+Prefills are padded to a few lengths, for which the engine has recorded graphs. `--reply-tokens 1`
+leaves the script's replies as they are.
 """
 
 import argparse
@@ -32,6 +35,7 @@ import torch
 from benchmarks.host import Replay, build, read_recipe, record
 from mage.agent.chat import Chat
 from mage.config.recipe import Recipe
+from mage.engines.gpu.prefill import at_least
 from mage.engines.local import LocalEngine
 from mage.engines.pool import BLOCK
 from mage.models.base import find_model
@@ -57,10 +61,16 @@ Place = tuple[int, str]  # the group of a request, and the part of its meta-epis
 
 @dataclass(slots=True)
 class Counts:
-    """Keys read by all decode steps, in total and by part of the meta-episode, for all ways."""
+    """Keys read by all decode steps, in total and by part of the meta-episode, for all ways.
+
+    `prefilled` are the tokens of all prefills, `padded` those of their buckets.
+    """
 
     steps: int = 0
     sequences: int = 0
+    prefills: int = 0
+    prefilled: int = 0
+    padded: int = 0
     keys: Array = field(default_factory=lambda: np.zeros(len(WAYS)))
     parts: dict[str, Array] = field(default_factory=lambda: defaultdict(lambda: np.zeros(4)))
 
@@ -89,6 +99,10 @@ class CountingReplay(Replay):
         self.running: tuple[bytes, int] = (b"", 0)
 
     def _launch(self, joining: Any, decoding: Any, shared: int, *rest: Any) -> Any:
+        if joining is not None:
+            self.counts.prefills += 1
+            self.counts.prefilled += len(joining.ids)
+            self.counts.padded += at_least(self.loop.buffer.lengths, len(joining.ids))
         if len(decoding):
             self._count(decoding, shared // BLOCK * BLOCK)
         return super()._launch(joining, decoding, shared, *rest)
@@ -191,7 +205,9 @@ def count(
 def report(name: str, counts: Counts) -> str:
     lines = [
         f"{name}: {counts.steps:,} steps, {counts.sequences / counts.steps:.1f} sequences and "
-        f"{counts.keys[0] / counts.steps:,.0f} keys a step"
+        f"{counts.keys[0] / counts.steps:,.0f} keys a step",
+        f"  {counts.prefills:,} prefills of {counts.prefilled:,} tokens, "
+        f"{counts.padded / counts.prefilled:.3f} times as many with padding",
     ]
     for part in (None, *sorted(counts.parts)):
         saved = (f"{way} {share:.3f}" for way, share in zip(WAYS, counts.saved(part), strict=True))

@@ -102,6 +102,9 @@ def test_all_keys_of_an_update_are_counted():
     assert keys["tree"] < keys["groups"] < keys["apart"]
     assert keys["tree"] <= keys["today"] < keys["apart"]
     assert counts.bound("int8") < counts.bound("bfloat16") < keys["today"] / keys["tree"]
+    assert counts.prefills >= 3, "one episode begins after another"
+    assert counts.prefilled < sum(len(turn.prompt_ids) for turn in turns), "most is in the cache"
+    assert counts.prefilled < counts.padded
 
 
 @pytest.mark.e2e

@@ -63,7 +63,7 @@ class PrefillBuffer:
 
     def __init__(self, tokens: int, slots: int, width: int, device: torch.device) -> None:
         self.spare, self.width = slots, width
-        self.lengths, self.counts = powers(64, tokens, 2), powers(16, slots, 4)
+        self.lengths, self.counts = bucket_lengths(tokens), bucket_counts(slots)
         most = sum(self._sizes(self.lengths[-1], self.counts[-1]))
         self.words = torch.zeros(most, dtype=torch.int64, device=device)
         self.reals = torch.ones(2, self.counts[-1], device=device)
@@ -151,13 +151,21 @@ def to_device(target: torch.Tensor, numbers: Array) -> None:
     target.copy_(source.pin_memory() if target.is_cuda else source, non_blocking=True)
 
 
-def powers(first: int, most: int, factor: int) -> list[int]:
-    """first, first * factor, .. and at last `most`."""
-    sizes = []
-    while first < most:
-        sizes.append(first)
-        first *= factor
-    return [*sizes, most]
+def bucket_lengths(most: int) -> list[int]:
+    """64, 128, 256, 512, then four lengths per doubling, and at last `most`.
+
+    A short prefill takes as long as one read of the weights, so its padding costs nothing.
+
+    >>> bucket_lengths(2500)
+    [64, 128, 256, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2500]
+    """
+    long = (2**power * part for power in range(7, most.bit_length()) for part in (4, 5, 6, 7))
+    return [*(length for length in (64, 128, 256, *long) if length < most), most]
+
+
+def bucket_counts(most: int) -> list[int]:
+    """16, 64, 256 and so on, and at last `most`."""
+    return [*(4**power for power in range(2, most.bit_length()) if 4**power < most), most]
 
 
 def at_least(sizes: list[int], needed: int) -> int:
