@@ -33,7 +33,7 @@ from mage.ranks.launch import recipe_of_rank
 from mage.ranks.ranks import Ranks
 from mage.ranks.torchrun import World, choose_backend, find_folder, wait_for_report
 from mage.ranks.watch import Peer, Watch
-from mage.run_folder import RunFolder
+from mage.run_folder import LAUNCH, RunFolder
 from mage.training import trainer
 
 
@@ -86,6 +86,9 @@ def test_a_restarted_job_finds_its_own_run_among_others(tmp_path):
 
     assert find_folder(tmp_path, world("host:2")) == own.path
     assert find_folder(tmp_path, world("host:3")) is None
+    earlier = RunFolder.create(tmp_path / "before", recipe, job="host:2")  # with the same --rdzv-id
+    os.utime(earlier.path / LAUNCH, (0, 0))
+    assert find_folder(tmp_path, world("host:2")) == own.path
 
 
 def test_a_rank_ends_when_its_launcher_was_killed():

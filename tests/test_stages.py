@@ -118,6 +118,18 @@ def test_a_training_killed_in_each_stage_ends_with_the_same_figures(recipe, tmp_
     _the_viewer_shows_one_run(whole.path)
 
 
+@pytest.mark.e2e
+def test_a_run_also_continues_from_the_folder_of_a_stage(recipe, tmp_path):
+    assert wait(start(train_until, recipe, tmp_path, "2_gigpo")) == 9
+    run = tmp_path / "tiny-1"
+    stage = run / "stages" / "2_gigpo"
+    noted = CliRunner().invoke(app, ["report", str(stage)])
+    assert f"--resume {run}" in noted.output.replace("\n", "")
+    assert f"--resume {stage}" not in noted.output.replace("\n", "")
+    assert mage.train(stage, progress=False).path == run
+    assert mage.load_run(run).finished
+
+
 def _the_commands_use_the_last_stage(run: Path) -> None:
     call = CliRunner().invoke
     evaluated = call(app, ["evaluate", str(run), "--size", "2", "--json"])

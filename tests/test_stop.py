@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from processes import signal_in_update, start_mage, start_torchrun, wait
+from processes import start as start_process
 
 from mage.config.loading import load_recipe
 from mage.learn import checkpoint
-from mage.ranks.ranks import Ranks
-from mage.ranks.stop import StopRequest, StopSignals
+from mage.ranks.ranks import Ranks, RanksStopped
+from mage.ranks.stop import Stopped, StopRequest, StopSignals
 from mage.ranks.watch import is_alive
-from mage.run_folder import RunFolder
+from mage.run_folder import RunFolder, lock_run
 from mage.training import start as training_start
 from mage.training.callbacks import Callback
 from mage.training.metrics import Timer
@@ -204,6 +205,78 @@ def test_a_signal_after_the_stop_that_rank_0_has_passed_on_is_no_error(tmp_path,
     assert len(list(tmp_path.glob("runs/long/stages/*"))) == bool(stages)
 
 
+def test_ranks_share_the_members_of_every_stage(tmp_path):
+    """With one slot a rank takes members from a queue, which begins anew in every stage."""
+    short = ("--run.updates=1", "--run.evaluate_every=1", "--engines.slots=1")
+    process, log = torchrun(tmp_path, "long", *short, stages=STAGES)
+    assert wait(process) == 0, log.read_text()
+    folders = sorted(tmp_path.glob("runs/long/stages/*"))
+    played = [record["episodes"] for path in folders for record in RunFolder.open(path).metrics()]
+    assert played == [12, 12], "2 groups x 3 members x 2 episodes"
+
+
+def stop_in_the_first_summary() -> None:
+    whole = RunFolder.write_summary
+
+    def write(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+        if folder.path.name == "1_first":
+            signal.raise_signal(signal.SIGINT)
+        whole(folder, summary)
+
+    RunFolder.write_summary = write  # type: ignore[method-assign]
+
+
+def test_a_stop_at_the_end_of_a_stage_begins_no_other_stage(tmp_path):
+    (tmp_path / "tiny.toml").write_text(RECIPE + STAGES)
+    words = ["train", "tiny.toml", "--run.name=long", "--run.updates=1", "--run.workers=1"]
+    process = start_mage(words, tmp_path, tmp_path / "log", prepare=stop_in_the_first_summary)
+    assert wait(process) == 130, (tmp_path / "log").read_text()
+    first, second = sorted((tmp_path / "runs" / "long" / "stages").iterdir())
+    assert RunFolder.open(first).is_finished
+    assert not RunFolder.open(second).evaluation_names()
+
+
+def wait_for_the_lock(path: Path) -> None:
+    with StopSignals() as stop, suppress(Stopped):
+        (path / "waits").touch()
+        train(path, Callback(), stop, wait_for_lock=True)
+
+
+def test_a_process_that_waits_for_a_run_in_use_is_stopped(place):
+    folder = RunFolder.create(place / "locked", load_recipe(place / "tiny.toml", TWO))
+    with lock_run(folder.path):
+        process = start_process(wait_for_the_lock, folder.path)
+        wait_until((folder.path / "waits").exists, process.is_alive)
+        process.terminate()
+        assert wait(process) == 0
+
+
+def test_work_that_no_stop_may_divide_is_finished_first():
+    ranks, finished = Ranks(), []
+
+    def work(stop: StopRequest) -> None:
+        with stop.section(ranks), ranks.undivided():
+            signal.raise_signal(signal.SIGTERM)
+            finished.append(True)
+
+    with StopSignals() as stop, pytest.raises(RanksStopped):
+        work(stop)
+    assert finished == [True]
+
+
+def test_a_function_that_stops_a_run_is_asked_after_updates_only(place):
+    folder = RunFolder.create(place / "counted", load_recipe(place / "tiny.toml", TWO))
+    asked: list[int] = []
+
+    def second() -> bool:
+        asked.append(1)
+        return len(asked) == 1
+
+    with pytest.raises(Stopped):
+        train(folder.path, Callback(), second)
+    assert len(folder.metrics()) == 1
+
+
 def lose_torchrun() -> None:
     """SIGKILL for torchrun, by rank 0; returns when it has ended.
 
@@ -249,16 +322,16 @@ def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path):
     assert len(run.metrics()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_stopped_or_killed_run_is_resumed_and_equals_one_that_was_not(place, whole, number):
-    """SIGINT reaches all processes, as Ctrl-C does. SIGKILL ends the first one only."""
+    """Ctrl-C (SIGINT) and a closed terminal (SIGHUP) reach all processes, SIGKILL the first one."""
     name, is_killed = f"stopped_{number.name}", number == signal.SIGKILL
     prepare = partial(signal_in_update, 2, 0, number, group=not is_killed)
     process = start(place, name, prepare=prepare)
     assert wait(process) == (-signal.SIGKILL if is_killed else 130)
     assert all_end(pids_of(place))
     log, run = place / f"{name}.log", RunFolder.open(place / "runs" / name)
-    assert ("Stopped. The run is saved." in log.read_text()) == (number == signal.SIGINT)
+    assert ("Stopped. The run is saved." in log.read_text()) == (not is_killed)
     assert (f"mage train --resume runs/{name}" in log.read_text()) == (not is_killed)
     assert "Traceback" not in log.read_text()
     assert wait(start_mage(["train", "--resume", str(run.path)], place, log)) == 0

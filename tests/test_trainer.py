@@ -11,11 +11,14 @@ import pytest
 from mage.config.recipe import Recipe, build_recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
+from mage.ranks.ranks import RankLost, RanksStopped
 from mage.ranks.stop import Stopped
 from mage.run_folder import RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback
+from mage.training.evaluations import RunEvaluations
 from mage.training.start import train
 from mage.training.tasks import draw_tasks
+from mage.training.trainer import Trainer
 from mage.types import Completion, Credit, Return, Turn, TurnRef
 from tests.marks import end_to_end
 
@@ -121,6 +124,43 @@ def test_a_run_ends_when_its_minutes_are_over_also_after_a_break(tmp_path, monke
     callback.updates.clear()
     assert train(folder.path, callback, never)["updates"] == 2
     assert callback.updates == []
+
+
+@pytest.mark.e2e
+def test_an_evaluation_that_a_stop_has_cut_short_is_played_after_it(tmp_path, monkeypatch):
+    whole = start(tmp_path / "whole", **TINY)
+    summary = train(whole.path, Callback(), never)
+    stopped, select = start(tmp_path / "stopped", **TINY), RunEvaluations.select
+
+    def stop_in_the_last(evaluations: RunEvaluations, update: int) -> Evaluation:
+        if update == 2:
+            raise RanksStopped
+        return select(evaluations, update)
+
+    monkeypatch.setattr(RunEvaluations, "select", stop_in_the_last)
+    with pytest.raises(Stopped):
+        train(stopped.path, Callback(), never)
+    monkeypatch.undo()
+    assert train(stopped.path, Callback(), never) == summary
+    assert stopped.evaluation_names() == whole.evaluation_names()
+
+
+@pytest.mark.e2e
+def test_a_run_continues_after_a_rank_lost_between_learning_and_its_record(tmp_path, monkeypatch):
+    folder, record = start(tmp_path / "run", **TINY), Trainer._record
+
+    def lose(trainer: Trainer, *given: Any) -> None:
+        if trainer.done == 2:
+            raise RankLost("rank 1 has ended")
+        record(trainer, *given)
+
+    monkeypatch.setattr(Trainer, "_record", lose)
+    with pytest.raises(RankLost):
+        train(folder.path, Callback(), never)
+    monkeypatch.undo()
+    callback = Recorder()
+    train(folder.path, callback, never)
+    assert callback.updates == [2]
 
 
 def test_sampler_and_learner_agree_on_the_logprobs_of_the_same_weights(whole):

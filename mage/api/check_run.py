@@ -9,7 +9,7 @@ from typing import Any
 from mage.config.errors import ConfigError, UserError
 from mage.evaluation.rows import read_tasks
 from mage.learn import checkpoint
-from mage.run_folder import RunFolder, list_stages
+from mage.run_folder import RunFolder, list_stages, run_of
 from mage.run_folder.files import reading, verify_checksums
 from mage.run_folder.links import refuse_links
 from mage.run_folder.turn_files import read_credits, read_moves
@@ -165,7 +165,8 @@ def _notes(folder: RunFolder) -> Iterator[str]:
     if not (folder.path / "summary.json").is_file():
         newest = checkpoint.latest(folder.checkpoints).path
         where = "its start" if newest is None else f"update {checkpoint.update_of(newest)}"
-        yield f"the run is not finished: mage train --resume {folder.path} continues from {where}"
+        again = f"mage train --resume {run_of(folder.path)}"
+        yield f"the run is not finished: {again} continues from {where}"
     patterns = (".*.tmp", ".*.partial", ".*.deleted")
     found = (path for pattern in patterns for path in folder.path.rglob(pattern))
     for path in sorted(path for path in found if path.exists()):

@@ -33,7 +33,7 @@ from mage.ranks.ranks import Ranks
 from mage.report.loggers import make_loggers
 from mage.report.progress import TerminalCallback
 from mage.report.run_results import read_run_results
-from mage.run_folder import RunFolder, choose_path
+from mage.run_folder import RunFolder, choose_path, run_of
 from mage.training.build import Components, describe_model
 from mage.training.callbacks import Callback, CallbackList
 from mage.training.context import check_context
@@ -133,18 +133,26 @@ def train(
     else:
         recipe, title = _read_recipe(source)
         run = Run(create_run(recipe, runs, title).path)
-    whole = RunFolder.open_whole(run.path)
+    whole = RunFolder.open_whole(run_of(run.path))  # a stage continues with its run
     for stage in begin_stages(whole, Ranks(), warn):
         if not stage.is_finished:
             with open_display(stage, quiet=not progress) as display:
                 train_shown(stage, whole, display, stop, callbacks)
-    return run
+    return Run(whole.path)
+
+
+class _Lasting(Console):
+    """A console that is silent when its reader has ended, as `tee` does after Ctrl-C."""
+
+    def on_broken_pipe(self) -> None:
+        """By default this ends the process, before the run is saved."""
+        self.quiet = True
 
 
 def open_display(folder: RunFolder, *, quiet: bool = False) -> TerminalCallback:
     """The live display of a run on standard error; a context manager."""
     live = False if quiet else None  # None: if standard error is a terminal
-    console = Console(stderr=True, quiet=quiet, highlight=False, force_terminal=live)
+    console = _Lasting(stderr=True, quiet=quiet, highlight=False, force_terminal=live)
     return TerminalCallback(folder.recipe, console, read_run_results(folder).bounds)
 
 

@@ -28,7 +28,7 @@ from mage.run_folder import RunFolder
 from mage.training.callbacks import Callback
 
 OpenFolder = Callable[[str], RunFolder]  # the argument is the job of a new run
-TrainMain = Callable[[RunFolder, bool, Ranks], None]
+TrainMain = Callable[[RunFolder, bool, Ranks, StopSignals], None]
 
 
 def train_on_rank(
@@ -45,7 +45,8 @@ def train_on_rank(
     world = read_world()
     assert world is not None, "the caller has looked"
     try:
-        with join_torchrun(world) as ranks:
+        # A stop before the first section of the training ends that section on all ranks.
+        with join_torchrun(world) as ranks, StopSignals() as stop:
             with ranks.together():
                 recipe = load_recipe(name, overrides).toml() if name else ""
                 check_agreement(
@@ -57,9 +58,9 @@ def train_on_rank(
                 folder = RunFolder.open_whole(path)
             with write_rank_log(log_path(path, world.rank), redirect=not ranks.is_main):
                 if ranks.is_main:
-                    train_main(folder, is_new, ranks)
+                    train_main(folder, is_new, ranks, stop)
                 else:
-                    _train_other(folder, ranks)
+                    _train_other(folder, ranks, stop)
     except Stopped:
         raise typer.Exit(0 if world.rank else EXIT_STOPPED) from None
     if world.rank:
@@ -67,19 +68,18 @@ def train_on_rank(
     return folder
 
 
-def _train_other(run: RunFolder, ranks: Ranks) -> None:
+def _train_other(run: RunFolder, ranks: Ranks, stop: StopSignals) -> None:
     # Slow to load: ranks that do not agree have ended before.
     from mage.training.stages import begin_stages
     from mage.training.start import train
 
-    with StopSignals() as stop:
-        try:
-            for folder in begin_stages(run, ranks, print):
-                train(folder.path, Callback(), stop, ranks=ranks)
-        except (ValueError, OSError, RuntimeError) as error:
-            if not ranks.failed and not isinstance(error, RankLost):
-                traceback.print_exc()  # into the log, whose last lines rank 0 shows
-            raise
+    try:
+        for folder in begin_stages(run, ranks, print):
+            train(folder.path, Callback(), stop, ranks=ranks)
+    except (ValueError, OSError, RuntimeError) as error:
+        if not ranks.failed and not isinstance(error, RankLost):
+            traceback.print_exc()  # into the log, whose last lines rank 0 shows
+        raise
 
 
 def _agree_on_folder(

@@ -82,7 +82,8 @@ class Learner:
         if shard == "full":
             from mage.learn.fully_sharded import FullySharded  # slow to load
 
-            return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
+            with self.ranks.undivided():
+                return FullySharded(self.module, self.ranks, reference=self.options.kl > 0)
         trainable = make_trainable(self.module, self.options, seed=self.seed, start=start)
         if shard == "optimizer":
             trainable.shard_optimizer(self.ranks)
@@ -221,7 +222,8 @@ class Learner:
 
     def load(self, path: Path) -> checkpoint.Checkpoint:
         """Load a checkpoint. All later updates equal those of an uninterrupted run."""
-        found = self.trainable.load(path)
+        with self.ranks.undivided():  # weights in parts are sent to their ranks
+            found = self.trainable.load(path)
         for master in self._masters.values():
             self._optimizer.state.pop(master, None)
         for key, value in found.optimizer.items():

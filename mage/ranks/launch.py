@@ -58,6 +58,7 @@ def launch_ranks(
                 grace = _END
                 return task(ranks, *arguments, stop=stop, **for_main)
         finally:
+            stop.pass_on_with(lambda: None)
             _end(others, grace)
 
 
@@ -117,9 +118,9 @@ def _run_rank(
     task: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """The process of a rank above 0. Rank 0 handles Ctrl-C and passes it on as SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the task installs its own handler
+    """The process of a rank above 0. Rank 0 handles all signals and passes them on as SIGTERM."""
+    for number in SIGNALS:  # the task installs a handler of SIGTERM
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     end_with_parent()
     kept = write_rank_log(log_path(folder, rank), redirect=True)
@@ -135,7 +136,7 @@ def _await_ranks(store: Any, others: Sequence[Any], folder: Path, stop: StopRequ
     """Wait until all ranks have started, in Python, so that Ctrl-C works."""
     keys = [f"ready/{rank}" for rank in range(1, len(others) + 1)]
     while not store.check(keys):
-        if stop():
+        if stop.signalled:  # `stop()` is asked after updates only
             raise Stopped(str(folder))
         for rank, other in enumerate(others, start=1):
             if other.exitcode is not None:

@@ -13,7 +13,7 @@ from multiprocessing import resource_tracker
 
 from mage.config.errors import EXIT_STOPPED
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK = 0.5  # seconds between two looks at the launcher
 START_METHOD = "spawn"  # a forked process cannot use CUDA or autograd after its parent has
 

@@ -64,6 +64,7 @@ class Ranks:
         # A process group exists, so tensors can travel. torchrun makes one for one rank too.
         self.has_group = size > 1 if has_group is None else has_group
         self.waiting = False  # inside a gather, which a signal must not interrupt
+        self.whole = False  # inside work of all ranks that a signal must not divide
         self.failed = False  # all ranks know of an error, which rank 0 reports
         self.deals_members = False  # members, not groups, are dealt: batches span all ranks
         self.logs: Path | None = None  # the run folder, where ranks write their logs
@@ -177,6 +178,15 @@ class Ranks:
         raise RankLost(
             f"the connection to another rank is lost: {str(error).splitlines()[0]}"
         ) from error
+
+    @contextmanager
+    def undivided(self) -> Iterator[None]:
+        """Work with messages other than gathers: a stop of one rank waits for its end."""
+        self.whole = True
+        try:
+            yield
+        finally:
+            self.whole = False
 
     # -- tensors
 

@@ -1,4 +1,4 @@
-"""Stop a run: Ctrl-C (SIGINT), SIGTERM, or any other reason.
+"""Stop a run: Ctrl-C (SIGINT), SIGTERM, a closed terminal (SIGHUP), or any other reason.
 
 The first signal asks the run to stop. In an interruptible section (loading, play, evaluation) the
 work is abandoned at once: nothing of it belongs to a checkpoint yet. Elsewhere (learning, saving)
@@ -7,7 +7,7 @@ the work is finished first. A second Ctrl-C ends the process at once.
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -27,7 +27,7 @@ class StopRequest:
     """Whether a run should stop. It is asked after every update and around every section."""
 
     def __init__(self, asked: Callable[[], bool] = lambda: False) -> None:
-        self._asked = asked
+        self._asked, self.signalled = asked, False
         self.forward: Callable[[], None] = lambda: None
 
     def pass_on_with(self, forward: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class StopRequest:
 
 
 class StopSignals(StopRequest):
-    """A stop request by SIGINT or SIGTERM. Use it as a context in the main thread.
+    """A stop request by SIGINT, SIGTERM or SIGHUP. Use it as a context in the main thread.
 
     `say` gets one line for the user, `also` is another reason to stop. Ranks that rank 0 has
     started handle SIGTERM only: Ctrl-C reaches all of them, and rank 0 passes it on.
@@ -58,7 +58,7 @@ class StopSignals(StopRequest):
         signals: Sequence[signal.Signals] = SIGNALS,
     ) -> None:
         super().__init__(also)
-        self.say, self.signals, self.signalled = say, signals, False
+        self.say, self.signals = say, signals
         self._ranks: Ranks | None = None  # of the section that is running
         self._before: dict[int, Any] = {}
 
@@ -66,7 +66,11 @@ class StopSignals(StopRequest):
         return self.signalled or super().__call__()
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._on_signal) for number in self.signals}
+        self._before = {
+            number: signal.signal(number, self._on_signal)
+            for number in self.signals
+            if not (number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN)  # nohup
+        }
         return self
 
     def __exit__(
@@ -103,8 +107,9 @@ class StopSignals(StopRequest):
             return
         self.signalled = True
         self.forward()
-        self.say("Stopping: the run is saved first. Ctrl-C again stops at once.")
-        if self._ranks is not None and not self._ranks.waiting:
+        with suppress(OSError):  # the terminal may be gone
+            self.say("Stopping: the run is saved first. Ctrl-C again stops at once.")
+        if self._ranks is not None and not (self._ranks.waiting or self._ranks.whole):
             self._interrupt()
 
     def _interrupt(self) -> None:

@@ -213,7 +213,8 @@ def digest(text: str) -> str:
 
 def find_folder(runs: Path, world: World) -> Path | None:
     """The run folder that an earlier attempt of this torchrun job has created."""
-    for path in sorted(runs.glob(f"[!.]*/{LAUNCH}")):
+    newest_first = sorted(runs.glob(f"[!.]*/{LAUNCH}"), key=os.path.getmtime, reverse=True)
+    for path in newest_first:
         try:
             if read_json(path).get("job") == world.job:
                 return path.parent

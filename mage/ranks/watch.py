@@ -24,7 +24,8 @@ from mage.run_folder.files import is_alive
 REPORTS = "reports"  # key of the store: rank 0 reports an error and ends
 _LOOK = 0.5  # seconds between two looks
 _SILENCE = 40.0  # seconds without a heartbeat after which another host's rank is lost
-_GRACE = 15.0  # seconds for the main thread to end
+_GRACE = 15.0  # seconds for the main thread to notice the loss, or to end
+_SAVING = 600.0  # seconds to end after it has noticed: it may save a large model
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Watch:
         self.own = peers[ranks.rank]
         self.others = [peer for peer in peers if peer.rank != ranks.rank]
         self.lost: Peer | None = None
+        self._noticed = False  # by the main thread
         self._heard = {peer.rank: (b"", time.monotonic()) for peer in self.others}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -66,6 +68,7 @@ class Watch:
     def check(self) -> None:
         """Raise `RankLost` if a rank is lost."""
         if self.lost is not None:
+            self._noticed = True
             raise RankLost(describe_loss(self.lost, self.ranks.logs))
 
     def is_reporter(self) -> bool:
@@ -116,7 +119,7 @@ class Watch:
     def _interrupt_main(self) -> None:
         if self._in_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        if not self._ended.wait(_GRACE):
+        if not (self._ended.wait(_GRACE) or (self._noticed and self._ended.wait(_SAVING))):
             if self.is_reporter():
                 assert self.lost is not None
                 sys.stderr.write(f"mage: {describe_loss(self.lost, self.ranks.logs)}\n")

@@ -17,6 +17,7 @@ from mage.config.recipe import Recipe
 from mage.ranks.ray_nodes import RemoteProcess, connect, place
 
 LOG = "worker.log"  # in a run folder
+RUNNER = "MAGE_RUNNER"  # variable of a worker: the process that has started it
 _WAIT = 3600.0  # seconds to wait for room in a cluster that other jobs use
 _TICK = 0.2
 
@@ -54,7 +55,7 @@ class LocalExecutor:
         self.size = min(jobs or len(self.places), len(self.places)) if gpus else cores
 
     def start(self, path: Path, recipe: Recipe) -> Worker:
-        environment = _threads(recipe)
+        environment = _threads(recipe) | {RUNNER: str(os.getpid())}
         free = [k for k, (_, worker) in enumerate(self.places) if _is_free(worker)]
         if free:
             environment["CUDA_VISIBLE_DEVICES"] = self.places[free[0]][0]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mage.config.errors import EXIT_STOPPED
 from mage.ranks.rank_log import last_lines
 from mage.ranks.ray_nodes import LOST
 from mage.reproduce.executors import LOG, Executor, Worker
@@ -87,7 +86,7 @@ class Runner:
             del self.working[name]
             if worker.returncode == LOST and self.starts[name] < _TRIES:
                 lost.add(name)
-            elif worker.returncode not in (0, EXIT_STOPPED):
+            elif worker.returncode != 0:  # a stop by this runner is not collected
                 lines = last_lines(self.runs / name / LOG, 3)
                 self.failures.append(Failure(name, "\n".join(lines)))
         return lost

@@ -15,6 +15,7 @@ from mage.ranks.rank_log import log_path, write_rank_log
 from mage.ranks.stop import Stopped, StopSignals
 from mage.ranks.torchrun import World, join_torchrun, read_world
 from mage.report.loggers import make_loggers
+from mage.reproduce.executors import RUNNER
 from mage.run_folder import RunFolder
 from mage.training.callbacks import CallbackList
 from mage.training.start import train
@@ -22,7 +23,8 @@ from mage.training.start import train
 
 def work(run: Path) -> int:
     """Train in this process alone."""
-    runner = os.getppid()
+    # The runner may have ended while this process was loading torch.
+    runner = int(os.environ.get(RUNNER, os.getppid()))
     with StopSignals(also=lambda: os.getppid() != runner) as stop:
         try:
             # Another worker may still be saving this run, or may have finished it.

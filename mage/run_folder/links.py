@@ -61,8 +61,12 @@ def _entries(run: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _below(folder: str, *, deep: bool = True) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as found:
-        for entry in sorted(found, key=lambda entry: entry.name):
-            yield entry
-            if deep and entry.is_dir(follow_symlinks=False):
-                yield from _below(entry.path)
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except FileNotFoundError:  # the process that trains has just deleted it
+        return
+    for entry in entries:
+        yield entry
+        if deep and entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path)

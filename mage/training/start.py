@@ -42,15 +42,15 @@ def train(
     ranks = ranks or Ranks()
     request = stop if isinstance(stop, StopRequest) else StopRequest(stop)
     with ExitStack() as held:
-        with ranks.together():
-            folder = RunFolder.open(path)
-            if ranks.is_main:
-                held.enter_context(lock_run(folder.path, wait=wait_for_lock))
-                clear_leftovers(folder)
-        held.enter_context(explain_device_errors(folder))
-        if ranks.broadcast(folder.is_finished):
-            return folder.read_summary() if ranks.is_main else {}
         try:
+            with request.section(ranks), ranks.together():
+                folder = RunFolder.open(path)
+                if ranks.is_main:  # it may wait for long
+                    held.enter_context(lock_run(folder.path, wait=wait_for_lock))
+                    clear_leftovers(folder)
+            held.enter_context(explain_device_errors(folder))
+            if ranks.broadcast(folder.is_finished):
+                return folder.read_summary() if ranks.is_main else {}
             with request.section(ranks), ranks.together():
                 _write_warm_start(folder, ranks, callback)
         except RanksStopped:

@@ -171,11 +171,19 @@ class Trainer:
             self._evaluate_and_keep_best()
             if self.recipe.evaluate.before:
                 self.evaluations.final("before")
+        elif self._lacks_select():
+            self._evaluate_and_keep_best()
         while not self._ended:
             self._update()
             if any(self.ranks.gather(self.stop())):
                 raise RanksStopped
         return self._conclude()
+
+    def _lacks_select(self) -> bool:
+        """Whether a stop or a lost rank came before the evaluation of update `done`."""
+        due = self._ended or self._is_due(self.recipe.run.evaluate_every, self.done)
+        stored = self.folder.evaluation_names()
+        return self.ranks.broadcast(due and f"select_{self.done:06d}" not in stored)
 
     # -- one update
 
@@ -234,7 +242,7 @@ class Trainer:
             numbers = self.ranks.split(range(len(tasks_PG)))
             return play(self.ranks.split(tasks_PG), seed, numbers=numbers)
         rank_of = deal_members(tasks_PG, self.ranks.size, self.lengths)
-        queue = SharedQueue(self.ranks, rank_of, f"update {number}")
+        queue = SharedQueue(self.ranks, rank_of, f"{self.folder.path.name} update {number}")
         if queue.is_useful(self.components.engine.capacity):
             return queue.give_back(play(tasks_PG, seed, choose=queue.choose))
         return play(tasks_PG, seed, choose=queue.own)
@@ -301,7 +309,7 @@ class Trainer:
         """The weights are now those after update `number`; evaluations and play use them."""
         if self.ranks.deals_members:
             self.lengths = measure_lengths(metas, self.ranks)
-        self.done, self.estimator_state, self._can_save = number, estimator_state, True
+        self.done, self.estimator_state = number, estimator_state
         self.components.engine.refresh(self.done)
         self._check_engine(samples)
 
@@ -344,6 +352,7 @@ class Trainer:
         run = self.recipe.run
         if self._is_due(run.episodes_every, self.done):
             self.transcripts.write_update(self.done, metas, credits, moves)
+        self._can_save = True  # all that a checkpoint of this update depends on is stored
         # Also with evaluate_every = 0 the last update can be the best one.
         if self._ended or self._is_due(run.evaluate_every, self.done):
             self._evaluate_and_keep_best()

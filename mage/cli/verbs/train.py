@@ -15,10 +15,11 @@ from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe, title_of
 from mage.config.menus import without_foreign_code
 from mage.ranks.processes import stop_with_launcher
-from mage.run_folder import RunError, RunFolder, list_stages, lock_run
+from mage.run_folder import RunError, RunFolder, list_stages, lock_run, run_of
 
 if TYPE_CHECKING:  # slow to load
     from mage.ranks.ranks import Ranks
+    from mage.ranks.stop import StopSignals
 
 verbs = typer.Typer()
 
@@ -54,7 +55,7 @@ def train(
         with stop_with_launcher():
             from mage.cli.train_ranks import train_on_rank
 
-            folder = train_on_rank(name, overrides, runs, open_folder, _train)
+            folder = train_on_rank(name, overrides, runs, open_folder, _train_stages)
     else:
         folder = open_folder()
         if not folder.is_finished:
@@ -72,9 +73,13 @@ def _new_run(name: str, overrides: Sequence[str], runs: Path, job: str) -> RunFo
 
 
 def _open_to_resume(path: Path) -> RunFolder:
-    """The run. If its newest checkpoint is broken, the user must decide what to do."""
+    """The run, also from the folder of one of its stages.
+
+    If its newest checkpoint is broken, the user must decide what to do.
+    """
     from mage.learn import checkpoint
 
+    path = run_of(path)
     folder = RunFolder.open(path)
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
@@ -93,8 +98,16 @@ def _clear(folder: RunFolder) -> None:
         clear_leftovers(folder)
 
 
-def _train(run: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
-    """Train a run, or its stages one after another."""
+def _train(run: RunFolder, is_new: bool) -> None:
+    """Train a run in this process and those that it starts."""
+    from mage.ranks.stop import StopSignals
+
+    with StopSignals() as stop:
+        _train_stages(run, is_new, None, stop)
+
+
+def _train_stages(run: RunFolder, is_new: bool, ranks: "Ranks | None", stop: "StopSignals") -> None:
+    """Train a run, or its stages one after another. `ranks` are those that torchrun has started."""
     err = console(stderr=True)
 
     def say(line: str) -> None:
@@ -104,15 +117,18 @@ def _train(run: RunFolder, is_new: bool, ranks: "Ranks | None" = None) -> None:
     from mage.training.stages import begin_stages
 
     for folder in begin_stages(run, ranks or Ranks(), say):
-        _train_folder(folder, run, is_new, ranks)
+        _train_folder(folder, run, is_new, ranks, stop)
 
 
-def _train_folder(folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks | None") -> None:
+def _train_folder(
+    folder: RunFolder, run: RunFolder, is_new: bool, ranks: "Ranks | None", stop: "StopSignals"
+) -> None:
     from mage.api.runs import open_display, train_shown
-    from mage.ranks.stop import Stopped, StopSignals
+    from mage.ranks.stop import Stopped
 
     go_on = f"mage train --resume {run.path}"
-    with open_display(folder) as display, StopSignals(display.say) as stop:
+    with open_display(folder) as display:
+        stop.say = display.say
         try:
             train_shown(folder, run, display, stop, ranks=ranks)
         except (Stopped, KeyboardInterrupt) as end:
@@ -188,7 +204,7 @@ def _report(folder: RunFolder, as_json: bool) -> None:
     if not results.finished:
         out.print(
             f"not finished: update {results.updates} of {folder.recipe.run.updates}; "
-            f"continue with mage train --resume {folder.path}"
+            f"continue with mage train --resume {run_of(folder.path)}"
         )
     paths = {
         "plot": files[0],
