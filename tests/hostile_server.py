@@ -63,7 +63,9 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         sock, head = self.request, b""
         while b"\r\n\r\n" not in head:
-            head += sock.recv(65536)
+            head += (part := sock.recv(65536))
+            if not part:  # the client gave up before it sent anything
+                return
         self.server.received.append(head)
         behaviour = BEHAVIOURS[head.split(b" ")[1].split(b"/")[1].decode()]
         head, _, body = head.partition(b"\r\n\r\n")

@@ -75,7 +75,9 @@ def signal_in_update(update: int, rank: int, number: int, group: bool = False) -
     whole = Trainer._update
 
     def begin(trainer: Trainer) -> None:
-        Path(f"pid-{trainer.ranks.rank}").write_text(str(os.getpid()))
+        note = Path(f".pid-{trainer.ranks.rank}")
+        note.write_text(str(os.getpid()))
+        note.replace(f"pid-{trainer.ranks.rank}")  # whole, also if this process is killed
         if (trainer.done + 1, trainer.ranks.rank) == (update, rank):
             (os.killpg if group else os.kill)(os.getpgid(0) if group else os.getpid(), number)
         whole(trainer)

@@ -294,11 +294,13 @@ def test_a_taken_port_is_refused(tmp_path):
 
 @pytest.mark.e2e
 def test_ranks_end_at_once_if_torchrun_was_killed_before_they_met(tmp_path):
-    """The store of torchrun is closed before the ranks start."""
+    """No store listens on the port of torchrun."""
     (tmp_path / "tiny.toml").write_text(RECIPE)
-    ended = SimpleNamespace(port=open_store().port)
-    ranks = [start_rank(rank, 2, tmp_path, ("tiny.toml",), ended) for rank in (0, 1)]
-    assert [wait(rank) for rank in ranks] == [2, 2]
+    with socket.socket() as silent_port:  # held, so that nobody else listens on it
+        silent_port.bind(("127.0.0.1", 0))
+        ended = SimpleNamespace(port=silent_port.getsockname()[1])
+        ranks = [start_rank(rank, 2, tmp_path, ("tiny.toml",), ended) for rank in (0, 1)]
+        assert [wait(rank) for rank in ranks] == [2, 2]
     told, silent = ((tmp_path / f"{rank}.log").read_text() for rank in (0, 1))
     assert told.startswith(f"mage: torchrun has ended: there is no store at 127.0.0.1:{ended.port}")
     assert told.count("\n") == 1

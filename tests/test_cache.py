@@ -77,10 +77,13 @@ def test_replies_do_not_depend_on_the_prefix_cache_or_on_the_number_of_slots(mod
         answer(make_engine(model, "int8", context=128, **options), requests)
         for options in ({}, {"prefix_cache": False}, {"slots": 2, "max_batch_tokens": 50})
     ]
+    exact = answer(make_engine(model, "model", context=128), requests)
     for other in replies[1:]:
         assert [one.token_ids for one in other] == [one.token_ids for one in replies[0]]
-        for one, first in zip(other, replies[0], strict=True):
-            assert one.logprobs == pytest.approx(first.logprobs, abs=1e-4)
+        # Another batch shape changes the last bits of a sum, and so now and then a whole step of 8
+        # bits: that is far less than 8 bits themselves change.
+        gaps, errors = mean_gaps(other, replies[0], 3), mean_gaps(other, exact, 3)
+        assert max(gaps) < 0.1 * max(errors)
 
 
 def test_a_continued_prompt_reuses_its_keys_also_after_a_release(model):

@@ -1,7 +1,6 @@
 """Compilation of the learner's layers: few fixed lengths, and no new version for a known length."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -112,7 +111,7 @@ def test_the_clock_counts_compilations_and_reports_them():
 
 
 COMPILER = """
-import signal, time
+import os, signal, time
 from functools import partial
 from torch._inductor import config
 config.compile_threads = 2
@@ -123,7 +122,7 @@ signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
 start_workers()
 AsyncCompile.wait_pool_ready()
 job = AsyncCompile.process_pool().submit(partial(time.sleep, 4))
-print("compiling", flush=True)
+os.killpg(0, signal.SIGTERM)
 job.result(timeout=120)
 print("stopped" if stopped else "not stopped", flush=True)
 """
@@ -137,8 +136,6 @@ def test_a_stop_signal_to_all_processes_of_a_run_does_not_end_the_compiler():
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            assert process.stdout.readline() == "compiling\n"
-            os.killpg(process.pid, signal.SIGTERM)
             assert process.stdout.readline() == "stopped\n"
             assert process.wait() == 0
         finally:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.processes import start
 from tests.test_tools import Box, BoxState, play
 from tests.toys import scripted_agent
 
-LIMITS = ToolLimits(calls=4, seconds=1.0, characters=100)
+LIMITS = ToolLimits(calls=4, seconds=60.0, characters=100)
 SHORT = ToolLimits(calls=4, seconds=0.2, characters=100)  # of calls that never end
 MOST = 60.0  # seconds of a stopped call on a busy machine
 
@@ -135,7 +136,7 @@ def test_play_goes_on_after_hostile_tools_and_they_change_nothing():
         return write_call(name, {}) if name else "<action>3</action>"
 
     agent = scripted_agent(reply)
-    object.__setattr__(agent, "limits", LIMITS)
+    object.__setattr__(agent, "limits", replace(LIMITS, seconds=3.0))  # one never ends
     episode = play(agent, Hostile()).episodes[0]
     assert [call.failed for call in episode.turns[0].calls] == [True, True, False, False]
     assert (episode.ending, episode.score) == ("finished", 0.0)

@@ -1,10 +1,12 @@
 """`mage reproduce`: methods train, plans have equal budgets, a killed reproduction resumes."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from mage.reproduce.tables import TABLES
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.start import train
+from mage.training.trainer import Trainer
 from tests.marks import end_to_end
 
 TINY = [
@@ -187,10 +190,10 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
 # --- Running
 
 
-def go(out: Path, *more: str) -> BaseProcess:
+def go(out: Path, *more: str, prepare: Callable[[], None] | None = None) -> BaseProcess:
     words = ["reproduce", "table1", "--environment", "kuhn_poker", "--seeds", "1", "--jobs", "1"]
     words += ["--out", str(out), "--only", "lamer", *TINY, *more]
-    return start_mage(words, out.parent, out.parent / "log", prepare=fork_workers)
+    return start_mage(words, out.parent, out.parent / "log", prepare=prepare or fork_workers)
 
 
 def fork_workers() -> None:
@@ -198,16 +201,28 @@ def fork_workers() -> None:
     executors.subprocess = Forked  # type: ignore[assignment]
 
 
+def kill_in_update_2() -> None:
+    """The worker kills the process that has started it when its second update begins."""
+    fork_workers()
+    whole = Trainer._update
+
+    def begin(trainer: Trainer) -> None:
+        if trainer.done == 1:
+            runner = os.getppid()
+            os.kill(runner, signal.SIGKILL)
+            while os.getppid() == runner:
+                time.sleep(0.01)
+        whole(trainer)
+
+    Trainer._update = begin  # type: ignore[method-assign]
+
+
 @pytest.mark.e2e
 def test_a_killed_reproduction_resumes_and_ends_with_the_same_figures(tmp_path):
     more = ("--run.updates=4", "--play.members=2", "--evaluate.final_size=2")
-    killed = go(tmp_path / "a", *more)
+    assert wait(go(tmp_path / "a", *more, prepare=kill_in_update_2)) == -signal.SIGKILL
     metrics = tmp_path / "a" / "runs" / "kuhn_poker-lamer-seed0" / "metrics.jsonl"
-    while killed.is_alive() and not (metrics.is_file() and metrics.stat().st_size):
-        time.sleep(0.01)
-    killed.kill()
-    wait(killed)
-    assert not (metrics.parent / "summary.json").exists(), "the kill must come before the end"
+    assert not (metrics.parent / "summary.json").exists(), "a worker without its runner stops"
     assert wait(go(tmp_path / "a", *more)) == 0
     plan = tiny_plan("lamer", more=more)
     whole = RunFolder.create(tmp_path / "whole", plan.jobs[0].recipe)

@@ -127,8 +127,11 @@ def children(process: BaseProcess) -> list[int]:
 def is_loading(process: int) -> bool:
     """Whether a process that is no fork has used .3 s of processor time, so it imports torch."""
     place = Path(f"/proc/{process}")
-    used = sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:13]))
-    is_new = b"spawn_main" in (place / "cmdline").read_bytes()
+    try:
+        used = sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:13]))
+        is_new = b"spawn_main" in (place / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, as `uname` does soon
+        return False
     return is_new and used > 0.3 * os.sysconf("SC_CLK_TCK")
 
 

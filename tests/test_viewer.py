@@ -293,8 +293,9 @@ def test_the_command_serves_until_it_is_stopped(runs, tmp_path):
             assert process.is_alive()
             time.sleep(0.02)
         address = log.read_text().splitlines()[0]
-        assert httpx.get(f"{address}data/runs").status_code == 200
-        assert httpx.get(address.replace(address.split("/")[3], "x")).status_code == 403
+        assert httpx.get(f"{address}data/runs", timeout=None).status_code == 200
+        other = address.replace(address.split("/")[3], "x")
+        assert httpx.get(other, timeout=None).status_code == 403
         os.kill(process.pid or 0, signal.SIGINT)
         wait(process)
         with pytest.raises(httpx.ConnectError):

@@ -106,6 +106,7 @@ class ToolProcess:
         assert self.link is not None, "`prepare` comes before every call"
         try:
             self.link.send_bytes(asked)
+            self.link.recv_bytes()  # it has the call; a new process needs time to begin
             if not self.link.poll(limits.seconds):
                 self.end()
                 return _error(f"{name} took longer than {limits.seconds:g} s and was stopped")
@@ -166,6 +167,7 @@ def _serve(link: Connection) -> NoReturn:
                 asked = link.recv_bytes()
             except EOFError:
                 break
+            link.send_bytes(b"")
             link.send_bytes(json.dumps(_make(asked)).encode())
     finally:
         os._exit(0)

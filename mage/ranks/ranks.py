@@ -93,6 +93,7 @@ class Ranks:
                 raise RankFailed(f"rank {one.rank} on {one.host}: {one.text}")
         if any(isinstance(one, _Stop) for one in found):
             raise RanksStopped
+        self.waiting = False
         self.after_gather()
         return found
 
@@ -140,14 +141,11 @@ class Ranks:
 
     def _exchange(self, item: Any) -> list[Any]:
         data = torch.frombuffer(bytearray(encode(item)), dtype=torch.uint8)
-        self.waiting = True
-        try:
-            sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
-            padded = torch.zeros(max(sizes), dtype=torch.uint8)
-            padded[: len(data)] = data
-            parts = self._all_gather(padded)
-        finally:
-            self.waiting = False
+        self.waiting = True  # to the end: a rank that leaves a section must not be interrupted
+        sizes = [int(size) for size in self._all_gather(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = self._all_gather(padded)
         return [
             decode(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)
         ]

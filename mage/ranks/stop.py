@@ -12,7 +12,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from mage.ranks.processes import SIGNALS
-from mage.ranks.ranks import RankLost, Ranks
+from mage.ranks.ranks import Ranks
+from mage.ranks.watch import find_loss
 
 
 class Stopped(Exception):
@@ -81,7 +82,7 @@ class StopSignals(StopRequest):
     ) -> None:
         # All ranks now end together. torchrun signals them one after another: a stop that rank 0
         # has passed on may be over before the signal of this rank arrives.
-        is_ending = isinstance(error, (Stopped, RankLost))
+        is_ending = isinstance(error, Stopped) or find_loss(error) is not None
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if is_ending else handler)
 

@@ -154,12 +154,14 @@ class Client:
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
     async def _send(self, body: bytes) -> bytes:
+        steps: list[str] = []
         try:
             async with asyncio.timeout(self.timeout):
-                response, data = await self._receive("POST", self.url, body)
+                response, data = await self._receive("POST", self.url, body, steps)
         except TimeoutError:
             message = f"no answer within {self.timeout:g} seconds (engines.timeout)"
-            raise _Temporary(message, is_lost=True) from None
+            was_sent = any(step.startswith("http11.send_request") for step in steps)
+            raise _Temporary(message, is_lost=was_sent) from None
         except httpx.TransportError as error:
             raise self._failure(error) from None
         if not response.is_success:
@@ -167,10 +169,17 @@ class Client:
         return data
 
     async def _receive(
-        self, method: str, url: str, body: bytes | None = None
+        self, method: str, url: str, body: bytes | None = None, steps: list[str] | None = None
     ) -> tuple[httpx.Response, bytes]:
         data = bytearray()
-        async with self.http.stream(method, url, content=body) as response:
+
+        async def note(step: str, info: Any) -> None:
+            if steps is not None:
+                steps.append(step)
+
+        async with self.http.stream(
+            method, url, content=body, extensions={"trace": note}
+        ) as response:
             self.reached = self.reached or body is not None
             async for part in response.aiter_raw():
                 data += part

@@ -1,7 +1,7 @@
 // The frame of the page: navigation by the address, keys, theme, and errors.
 "use strict";
 (function () {
-  const {html, render, useState, useEffect, useErrorBoundary} = htmPreact;
+  const {html, render, useState, useEffect, useLayoutEffect, useErrorBoundary} = htmPreact;
   const KEYS = [
     ["/", "search runs"],
     ["j, k", "next, previous row"],
@@ -24,7 +24,8 @@
   }
 
   mage.useKeys = (keys) => {
-    useEffect(() => {
+    // Before the next frame: a key that follows what is shown must not reach the old handler.
+    useLayoutEffect(() => {
       const press = (event) => {
         if (event.key === "Escape" && event.target.matches("input, select")) event.target.blur();
         if (
