@@ -20,6 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import mage
+from mage.api.runs import open_display
 from mage.cli.main import app, is_user_error
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe
@@ -738,3 +739,18 @@ def test_an_error_that_cannot_be_printed_keeps_its_exit_code():
         words = [sys.executable, "-m", "mage", "show", "typo"]
         done = subprocess.run(words, stderr=full, env=buffered)
     assert done.returncode == 2
+
+
+class Unread(StringIO):
+    """A pipe whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_display_whose_reader_has_ended_is_silent(tmp_path, monkeypatch):
+    """Ctrl-C also ends `tee`; the run must still be saved."""
+    monkeypatch.setattr(sys, "stderr", Unread())
+    display = open_display(RunFolder.create(tmp_path / "run", load_recipe("demo", [])))
+    display.say("nobody reads this")
+    assert display.console.quiet

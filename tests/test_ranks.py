@@ -3,7 +3,10 @@
 import copy
 import os
 import random
+import socket
+import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -246,6 +249,26 @@ def test_a_rank_on_another_host_is_lost_after_forty_seconds_of_silence():
     clock[0] = 80.0
     assert watch.look(lambda: clock[0]) == peers[1]
     assert "rank 1 on there (process 2) ended unexpectedly" in describe_loss(peers[1], None)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_rank_that_saves_after_a_loss_is_not_ended(monkeypatch, saves):
+    """One that does not even notice the loss is."""
+    monkeypatch.setattr("mage.ranks.watch._GRACE", 0.01)
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    ranks, gone = Ranks(0, 2), subprocess.Popen(["true"])
+    gone.wait()
+    here = socket.gethostname()
+    watch = Watch(ranks, [Peer(0, here, os.getpid()), Peer(1, here, gone.pid)])
+    watch.lost = watch.look()
+    if saves:
+        with pytest.raises(RankLost):
+            watch.check()
+        threading.Timer(0.5, watch._ended.set).start()
+    watch._in_main = False
+    watch._interrupt_main()
+    assert ended == ([] if saves else [2])
 
 
 def test_owners_get_equal_shares_of_whole_tensors():

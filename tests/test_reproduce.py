@@ -25,12 +25,13 @@ from mage.models.base import model_folder
 from mage.opponents.base import population_of
 from mage.reproduce import executors
 from mage.reproduce.action_shares import count_choices, shares
-from mage.reproduce.executors import LocalExecutor
+from mage.reproduce.executors import RUNNER, LocalExecutor
 from mage.reproduce.page import write_page
 from mage.reproduce.plan import Plan, episodes_of_update, make_plan, open_runs
 from mage.reproduce.results import Pair, read_results
 from mage.reproduce.runner import Runner, RunnerProgress
 from mage.reproduce.tables import TABLES
+from mage.reproduce.worker import work
 from mage.run_folder import RunError, RunFolder
 from mage.training.callbacks import Callback
 from mage.training.start import train
@@ -268,6 +269,34 @@ def test_a_failed_run_is_reported_and_the_others_finish(tmp_path, monkeypatch):
     assert [failure.name for failure in runner.failures] == ["kuhn_poker-react"]
     assert "checkpoints" in runner.failures[0].text
     assert (tmp_path / "kuhn_poker-reflexion" / "summary.json").is_file()
+
+
+class Ended:
+    """Stands for a worker that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.returncode = code
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+def test_a_worker_that_somebody_else_has_stopped_is_a_failure(tmp_path):
+    runner = Runner(tiny_plan("react"), tmp_path, LocalExecutor(1))
+    runner.working = {"done": Ended(0), "stopped": Ended(130)}
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "worker.log").write_text("Stopped.\n")
+    assert runner._collect() == set()
+    assert [(one.name, one.text) for one in runner.failures] == [("stopped", "Stopped.")]
+
+
+def test_a_worker_without_its_runner_stops_after_an_update(tmp_path, monkeypatch):
+    """The runner has ended before the worker could look."""
+    (job,) = tiny_plan("lamer", more=["--run.updates=4"]).jobs
+    folder = RunFolder.create(tmp_path / job.name, job.recipe)
+    monkeypatch.setenv(RUNNER, "0")
+    assert work(folder.path) == 130
+    assert len(folder.metrics()) <= 1
 
 
 # --- The page

@@ -35,6 +35,7 @@ from mage.run_folder import (
 )
 from mage.run_folder.episode_files import contents_path, read_contents
 from mage.run_folder.files import append_line
+from mage.run_folder.links import _below
 from mage.run_folder.turn_files import write_credits
 from mage.run_folder.update_lines import UpdateLines
 from mage.types import Completion, Episode, MetaEpisode, Move, Task, Turn
@@ -416,3 +417,7 @@ def test_a_full_disk_does_not_hinder_a_lock(run, monkeypatch):
     monkeypatch.setattr("mage.run_folder.lock._write_owner", full_disk)
     with lock_run(run.path), pytest.raises(RunLocked, match="another process"):
         lock_run(run.path).__enter__()
+
+
+def test_a_folder_that_a_training_deletes_meanwhile_holds_no_links(tmp_path):
+    assert not list(_below(str(tmp_path / "update_000001")))

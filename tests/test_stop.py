@@ -208,6 +208,29 @@ def test_a_signal_after_the_stop_that_rank_0_has_passed_on_is_no_error(tmp_path,
     assert len(list(tmp_path.glob("runs/long/stages/*"))) == bool(stages)
 
 
+def signal_rank_1_while_it_learns_of_the_stop() -> None:
+    """Rank 0 stops in update 2; torchrun's signal reaches rank 1 as it hears of that."""
+    signal_in_update(2, 0, signal.SIGTERM)
+    whole = Ranks.gather
+
+    def gather(ranks: Ranks, item: Any) -> Any:
+        try:
+            return whole(ranks, item)
+        except RanksStopped:
+            if ranks.rank == 1:
+                signal.raise_signal(signal.SIGTERM)
+            raise
+
+    Ranks.gather = gather  # type: ignore[method-assign]
+
+
+def test_a_signal_while_a_rank_learns_of_a_stop_does_not_stop_it_again(tmp_path):
+    prepare = signal_rank_1_while_it_learns_of_the_stop
+    process, log = torchrun(tmp_path, "long", prepare=prepare)
+    assert wait(process) != 0
+    assert_is_stopped(tmp_path, log)
+
+
 def test_ranks_share_the_members_of_every_stage(tmp_path):
     """With one slot a rank takes members from a queue, which begins anew in every stage."""
     short = ("--run.updates=1", "--run.evaluate_every=1", "--engines.slots=1")
