@@ -133,6 +133,7 @@ def wait(process: BaseProcess) -> int:
 
 def _begin(function: Callable[..., None], *arguments: Any) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, child_processes.SIGNALS)  # the server may block them
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also for the tests
     child_processes.START_METHOD = "fork"  # nothing has used autograd here
     function(*arguments)
 
