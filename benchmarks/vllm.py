@@ -16,7 +16,7 @@ warm-up, so its first round is the slowest.
 
 Meta-episodes: ALFWorld (generated games) and Kuhn poker in the shape of the paper's recipes through
 `play_groups`, with the local engine and with `engines.name = "vllm"`, which runs vLLM in process
-without seeds and in the model's format.
+without seeds.
 Every result is written at once; a side that fails or takes too long leaves the other results.
 """
 
@@ -59,11 +59,8 @@ SHAPES = {
     "tiny": ModelShape(2, 64, 4, 2, 64, 128, 1024, True),
 }
 SIDES = ("ours", "vllm", "ours play", "vllm play")
-# Formats of keys and values: our options, and vLLM's.
-FORMATS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "model": ({}, {}),
-    "int8": ({"cache": "int8"}, {"kv_cache_dtype": "fp8"}),
-}
+# Formats of keys and values: the values of `engines.cache` for both engines.
+FORMATS = {"model": ("model", "model"), "int8": ("int8", "fp8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +105,11 @@ def measure_ours(model: str, folder: Path, rounds: int, kind: str) -> Iterator[d
     network = load_model(folder, "auto", device)
     chat = Chat.load(folder)
     chat.end_ids = ()
-    formats: dict[str, Any] = FORMATS[kind][0]
     for case in cases_of(model):
         context = case.prompt + case.reply + 1
-        engine = LocalEngine(network, chat, slots=case.count, context=context, **formats)
+        engine = LocalEngine(
+            network, chat, slots=case.count, context=context, cache=FORMATS[kind][0]
+        )
 
         def work(seed: int, case: Case, engine: LocalEngine = engine) -> int:
             engine.refresh(seed)
@@ -130,7 +128,7 @@ def measure_vllm(model: str, folder: Path, rounds: int, kind: str) -> Iterator[d
     import vllm
 
     most = max(case.prompt + case.reply for case in cases_of(model)) + 1
-    options: dict[str, Any] = dict(FORMATS[kind][1])
+    options: dict[str, Any] = {} if kind == "model" else {"kv_cache_dtype": FORMATS[kind][1]}
     if model == "tiny":
         options |= {"enforce_eager": True, "dtype": "float32"}
     llm = vllm.LLM(
@@ -162,11 +160,13 @@ class Unseeded(VllmEngine):
         return params
 
 
-def measure_play(side: str, model: str, folder: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def measure_play(
+    side: str, model: str, folder: Path, rounds: int, kind: str
+) -> Iterator[dict[str, Any]]:
     """Meta-episodes of each world; vLLM is built once for all worlds."""
     engine: VllmEngine | None = None
     for world in META:
-        recipe = meta_recipe(side, world, model, folder)
+        recipe = meta_recipe(side, world, model, folder, kind)
         if side == "ours play":
             parts = build_components(fit_to_gpu(recipe))
         else:
@@ -184,11 +184,14 @@ def load_recipe_of(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"engines": engine})
 
 
-def meta_recipe(side: str, world: str, model: str, folder: Path) -> Recipe:
+def meta_recipe(side: str, world: str, model: str, folder: Path, kind: str) -> Recipe:
     reply = 4 if model == "tiny" else META_REPLY
     small = ["--play.groups=2", "--play.members=2", "--run.threads=1"] if model == "tiny" else []
     memory = ["--engines.gpu_memory=0.8"] if torch.cuda.is_available() else ["--engines.eager=true"]
-    engine = ["--engines.name=vllm", *memory] if side == "vllm play" else ["--engines.name=local"]
+    ours, theirs = FORMATS[kind]
+    engine = [f"--engines.cache={ours}", "--engines.name=local"]
+    if side == "vllm play":
+        engine = [f"--engines.cache={theirs}", "--engines.name=vllm", *memory]
     recipe, *changes = META[world]
     return load_recipe(
         recipe,
@@ -243,7 +246,7 @@ def measure_side(
         return measure_ours(model, folder, rounds, kind)
     if side == "vllm":
         return measure_vllm(model, folder, rounds, kind)
-    return measure_play(side, model, folder, rounds)
+    return measure_play(side, model, folder, rounds, kind)
 
 
 # -- all sides
@@ -317,8 +320,6 @@ def main(words: Sequence[str] | None = None) -> None:
                 write_model(SHAPES[model], folder)
                 _free()
             for kind, side in itertools.product(given.formats.split(","), given.sides.split(",")):
-                if "play" in side and kind != "model":
-                    continue
                 left = end - time.monotonic()
                 fault = (
                     run_side(side, model, kind, folder, given, left)

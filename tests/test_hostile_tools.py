@@ -128,6 +128,27 @@ def test_a_hostile_tool_gives_one_text_in_time(function):
     assert ask("returns_data").text == HOSTILE[returns_data]  # the next call works
 
 
+def leaves_a_thread() -> str:
+    """Answer, then block the process by a thread that computes without end."""
+    threading.Timer(0.1, computes).start()
+    return ""
+
+
+def test_a_process_that_takes_no_call_is_stopped(monkeypatch):
+    monkeypatch.setattr("mage.agent.tool_process._TAKE", 0.5)
+    tools = read_tools([leaves_a_thread, returns_data])
+
+    def call(name: str) -> ToolAnswer:
+        return answer_call(tools, SHORT, BoxState(1), f'{{"name": "{name}", "arguments": {{}}}}', 1)
+
+    assert not call("leaves_a_thread").failed
+    while not (answer := call("returns_data")).failed:
+        time.sleep(0.05)
+    assert answer.text.endswith("was stopped")
+    monkeypatch.undo()
+    assert not call("returns_data").failed
+
+
 def test_play_goes_on_after_hostile_tools_and_they_change_nothing():
     names = iter(["loops", "dies", "floods", "changes"])
 

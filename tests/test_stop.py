@@ -283,6 +283,7 @@ def test_work_that_no_stop_may_divide_is_finished_first():
     def work(stop: StopRequest) -> None:
         with stop.section(ranks), ranks.undivided():
             signal.raise_signal(signal.SIGTERM)
+            ranks.after_gather()  # as a message inside of this work does
             finished.append(True)
 
     with StopSignals() as stop, pytest.raises(RanksStopped):

@@ -31,6 +31,7 @@ from mage.config.errors import UserError
 from mage.environments.base import State
 from mage.seeds import derive
 
+_TAKE = 60.0  # seconds to take a call: a thread that an earlier call has left may block the process
 _AFTER = 5.0  # seconds after its limit at which a process without a parent ends itself
 _LONGEST_REASON = 300  # characters of an error message
 
@@ -106,7 +107,10 @@ class ToolProcess:
         assert self.link is not None, "`prepare` comes before every call"
         try:
             self.link.send_bytes(asked)
-            self.link.recv_bytes()  # it has the call; a new process needs time to begin
+            if not self.link.poll(_TAKE):
+                self.end()
+                return _error(f"{name} could not begin within {_TAKE:g} s and was stopped")
+            self.link.recv_bytes()  # it has the call
             if not self.link.poll(limits.seconds):
                 self.end()
                 return _error(f"{name} took longer than {limits.seconds:g} s and was stopped")

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,10 @@ class VllmEngine(Engine):
         prefix_cache: Annotated[
             bool, Field(description="keep the keys and values of finished prompts for reuse")
         ] = True,
+        cache: Annotated[
+            Literal["model", "fp8"],
+            Field(description="keys and values in the model's format or as 8-bit floats"),
+        ] = "model",
         eager: Annotated[
             bool,
             Field(description="no compilation and no CUDA graphs: a faster start, slower play"),
@@ -103,6 +107,7 @@ class VllmEngine(Engine):
                     gpu_memory_utilization=gpu_memory,
                     kv_cache_memory_bytes=_pool_bytes(self.model, gpu_memory),
                     enable_prefix_caching=prefix_cache,
+                    kv_cache_dtype="auto" if cache == "model" else cache,
                     enforce_eager=eager,
                     logprobs_mode="processed_logprobs",
                     generation_config="vllm",

@@ -110,10 +110,10 @@ class StopSignals(StopRequest):
         self.forward()
         with suppress(OSError):  # the terminal may be gone
             self.say("Stopping: the run is saved first. Ctrl-C again stops at once.")
-        if self._ranks is not None and not (self._ranks.waiting or self._ranks.whole):
+        if self._ranks is not None and not self._ranks.waiting:
             self._interrupt()
 
     def _interrupt(self) -> None:
-        """Leave the section that is running."""
-        if self.signalled and self._ranks is not None:
+        """Leave the section that is running, unless all ranks must finish its work first."""
+        if self.signalled and self._ranks is not None and not self._ranks.whole:
             raise _Interrupted
