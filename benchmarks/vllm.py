@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -59,8 +59,11 @@ SHAPES = {
     "tiny": ModelShape(2, 64, 4, 2, 64, 128, 1024, True),
 }
 SIDES = ("ours", "vllm", "ours play", "vllm play")
-# Formats of keys and values: the values of `engines.cache` for both engines.
-FORMATS = {"model": ("model", "model"), "int8": ("int8", "fp8")}
+# Formats of keys and values: `engines.cache` of our engine, and vLLM's `kv_cache_dtype`.
+FORMATS: dict[str, tuple[Literal["model", "int8"], str]] = {
+    "model": ("model", "auto"),
+    "int8": ("int8", "fp8"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def measure_vllm(model: str, folder: Path, rounds: int, kind: str) -> Iterator[d
     import vllm
 
     most = max(case.prompt + case.reply for case in cases_of(model)) + 1
-    options: dict[str, Any] = {} if kind == "model" else {"kv_cache_dtype": FORMATS[kind][1]}
+    options: dict[str, Any] = {"kv_cache_dtype": FORMATS[kind][1]}
     if model == "tiny":
         options |= {"enforce_eager": True, "dtype": "float32"}
     llm = vllm.LLM(
@@ -188,10 +191,10 @@ def meta_recipe(side: str, world: str, model: str, folder: Path, kind: str) -> R
     reply = 4 if model == "tiny" else META_REPLY
     small = ["--play.groups=2", "--play.members=2", "--run.threads=1"] if model == "tiny" else []
     memory = ["--engines.gpu_memory=0.8"] if torch.cuda.is_available() else ["--engines.eager=true"]
-    ours, theirs = FORMATS[kind]
-    engine = [f"--engines.cache={ours}", "--engines.name=local"]
+    engine = ["--engines.name=local", f"--engines.cache={FORMATS[kind][0]}"]
     if side == "vllm play":
-        engine = [f"--engines.cache={theirs}", "--engines.name=vllm", *memory]
+        cache = "model" if kind == "model" else FORMATS[kind][1]
+        engine = ["--engines.name=vllm", f"--engines.cache={cache}", *memory]
     recipe, *changes = META[world]
     return load_recipe(
         recipe,
