@@ -177,7 +177,8 @@ def measure_play(
             assert local.model is not None, "the model is local"
             engine = engine or Unseeded(local.model, local.chat, **recipe.engines.options)
             parts = Components(recipe, local.model, local.chat, engine)
-        yield rates(f"{world} meta-episodes", functools.partial(play, parts), rounds)
+        found = rates(f"{world} meta-episodes", functools.partial(play, parts), rounds)
+        yield found | {"slots": parts.engine.capacity}
         del parts
 
 

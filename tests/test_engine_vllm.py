@@ -204,7 +204,11 @@ def test_a_model_that_vllm_computes_in_another_way_is_refused(chat, monkeypatch)
     vllm_toys.install(monkeypatch)
     sizes = SIZES | {"vocab_size": chat.tokenizer.get_vocab_size(), "head_dim": 16}
     model = GraniteForCausalLM(GraniteConfig(**sizes, logits_scaling=4.0)).eval()
-    VllmEngine(model, chat, slots=2, context=CONTEXT)
+    assert VllmEngine(model, chat, slots=2, context=CONTEXT).engine.cache == "auto"
+    with pytest.raises(UserError, match=r'"fp8" is for models of at least 1 B'):
+        VllmEngine(model, chat, slots=2, context=CONTEXT, cache="fp8")
+    monkeypatch.setattr("mage.models.shapes.LEAST_PARAMETERS", 0)
+    assert VllmEngine(model, chat, slots=2, context=CONTEXT, cache="fp8").engine.cache == "fp8"
     real = AutoConfig.from_pretrained
 
     def forget(*words: Any) -> Any:
@@ -213,8 +217,10 @@ def test_a_model_that_vllm_computes_in_another_way_is_refused(chat, monkeypatch)
         return config
 
     monkeypatch.setattr("vllm_toys.AutoConfig.from_pretrained", forget)
-    with pytest.raises(UserError, match="vLLM computes other probabilities than Granite"):
+    with pytest.raises(UserError, match=r"vLLM computes other probabilities than Granite.*another"):
         VllmEngine(model, chat, slots=2, context=CONTEXT)
+    with pytest.raises(UserError, match=r'differ by .*: use engines.cache = "model"'):
+        VllmEngine(model, chat, slots=2, context=CONTEXT, cache="fp8")
 
 
 def test_a_missing_package_is_one_message(chat, monkeypatch):

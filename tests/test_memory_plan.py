@@ -2,6 +2,7 @@
 
 import json
 import re
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -487,6 +488,18 @@ def test_ranks_plan_alike_from_the_least_free_memory(card, monkeypatch):
     expected = plan_memory(recipe, PRESETS["qwen3-4b"], 35 * GB, ranks=2)
     assert choices_of_fitted(found) == expected.choices()
     assert expected.slots < plan_memory(recipe, PRESETS["qwen3-4b"], 40 * GB).slots
+
+
+def test_memory_of_an_agent_that_is_gone_counts_as_free(card, monkeypatch):
+    """Parts of an agent refer to each other, so only garbage collection frees them."""
+    card(80, 80)
+    whole = fit_to_gpu(recipe := as_qwen(monkeypatch))
+    card(30, 80)
+    before = type("Agent", (), {})()
+    before.itself = before
+    weakref.finalize(before, card, 80, 80)
+    del before
+    assert fit_to_gpu(recipe) == whole
 
 
 def test_a_plan_with_too_few_slots_needs_more_than_there_is():

@@ -47,6 +47,7 @@ class EngineArgs:
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
     enable_prefix_caching: bool
+    kv_cache_dtype: str
     enforce_eager: bool
     logprobs_mode: str
     generation_config: str
@@ -71,6 +72,7 @@ class LLMEngine:
     def __init__(self, args: EngineArgs) -> None:
         assert args.logprobs_mode == "processed_logprobs"
         self.limit, self.most = args.max_model_len, args.max_num_seqs
+        self.cache = args.kv_cache_dtype
         config = AutoConfig.from_pretrained(args.model)
         dtype = getattr(torch, args.dtype)
         self.model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

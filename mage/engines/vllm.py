@@ -25,6 +25,7 @@ from mage.config.errors import UserError
 from mage.engines.base import Engine
 from mage.engines.own_logits import NEEDED, check_own_logits
 from mage.engines.stops import StopTable
+from mage.models.shapes import check_cache
 from mage.types import Completion, Finish, Request
 
 # Read by vLLM when it is built. Values that the user has set stay.
@@ -86,6 +87,7 @@ class VllmEngine(Engine):
             Field(description="no compilation and no CUDA graphs: a faster start, slower play"),
         ] = False,
     ) -> None:
+        check_cache(cache, sum(weight.numel() for weight in model.parameters()))
         self.model: Any = model
         self.chat, self.context, self.capacity = chat, context, slots
         self.ends = StopTable(chat, self.model.get_output_embeddings().weight.shape[0])
@@ -117,7 +119,7 @@ class VllmEngine(Engine):
             )
         self.refresh(0)
         if context > NEEDED:
-            check_own_logits(self, self.model, "vLLM")
+            check_own_logits(self, self.model, "vLLM", fp8=cache == "fp8")
 
     def submit(self, request: Request) -> None:
         room = self.context - len(request.prompt_ids)

@@ -79,9 +79,9 @@ LEAST_PARAMETERS = 10**9  # of a model whose keys and values may have 8 bits
 
 def check_cache(cache: str, parameters: int) -> None:
     """Refuse a cache in 8 bits for a small model."""
-    if cache == "int8" and parameters < LEAST_PARAMETERS:
+    if cache != "model" and parameters < LEAST_PARAMETERS:
         raise UserError(
-            f'engines.cache = "int8" is for models of at least {LEAST_PARAMETERS / 1e9:g} B '
+            f'engines.cache = "{cache}" is for models of at least {LEAST_PARAMETERS / 1e9:g} B '
             f"parameters, and this one has {parameters / 1e9:.2f} B. Remove the option: smaller "
             "models are known to lose reward with keys and values in 8 bits"
         )

@@ -11,7 +11,7 @@ from mage.config.describe import engine_option
 from mage.config.menus import find_item
 from mage.config.recipe import Recipe
 from mage.models.base import base_folder
-from mage.models.loading import pick_cache, pick_device
+from mage.models.loading import free_memory, pick_cache, pick_device
 from mage.models.shapes import read_shape
 from mage.ranks.ranks import Ranks
 from mage.training.memory_bytes import GB, PlanRequest, Use
@@ -39,6 +39,8 @@ def fit_training(
     if runs_elsewhere(recipe):
         return recipe, False
     device = pick_device(recipe.run.device)
+    if device.type == "cuda":
+        free_memory()  # what this process used before: another agent, or the training before
     # A rank loads nothing before all ranks have measured, and the plans of all ranks are equal.
     measured = ranks.gather(torch.cuda.mem_get_info(device) if device.type == "cuda" else None)
     if device.type != "cuda":

@@ -283,12 +283,13 @@ def _slot_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> float:
 
 
 def _token_bytes(recipe: Recipe, shape: ModelShape, value_bytes: int) -> int:
-    """Bytes of a token in a key/value pool; in 8 bits a key or value of a head has a scale too."""
+    """Bytes of a token in a key/value pool; an int8 key or value of a head has a scale too."""
     cache = str(planned_option(recipe, "cache"))
     check_cache(cache, shape.parameters)
-    if cache == "int8":
-        return shape.cached_values + 2 * shape.cached_values // shape.head_size
-    return shape.cached_values * value_bytes
+    if cache == "model":
+        return shape.cached_values * value_bytes
+    scales = 2 * shape.cached_values // shape.head_size if cache == "int8" else 0
+    return shape.cached_values + scales
 
 
 def _engine_share(recipe: Recipe) -> float:
