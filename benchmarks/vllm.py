@@ -114,12 +114,12 @@ def measure_ours(model: str, folder: Path, rounds: int, kind: str) -> Iterator[d
             network, chat, slots=case.count, context=context, cache=FORMATS[kind][0]
         )
 
-        def work(seed: int, case: Case, engine: LocalEngine = engine) -> int:
-            engine.refresh(seed)
-            for request in requests(case, seed):
+        def work(asked: list[Request], engine: LocalEngine = engine) -> int:
+            engine.refresh(0)
+            for request in asked:
                 engine.submit(request)
             found: list[Any] = []
-            while len(found) < case.count:
+            while len(found) < len(asked):
                 found += engine.step()
             return sum(len(reply.token_ids) for _, reply in found)
 
@@ -143,11 +143,11 @@ def measure_vllm(model: str, folder: Path, rounds: int, kind: str) -> Iterator[d
     )
     for case in cases_of(model):
 
-        def work(seed: int, case: Case) -> int:
+        def work(asked: list[Request]) -> int:
             params = vllm.SamplingParams(
-                max_tokens=case.reply, ignore_eos=True, logprobs=0, detokenize=False
+                max_tokens=asked[0].max_tokens, ignore_eos=True, logprobs=0, detokenize=False
             )
-            prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in requests(case, seed)]
+            prompts = [{"prompt_token_ids": list(one.prompt_ids)} for one in asked]
             found = llm.generate(prompts, params, use_tqdm=False)
             return sum(len(one.outputs[0].token_ids) for one in found)
 
@@ -226,10 +226,11 @@ def play(parts: Components, seed: int) -> int:
     return sum(len(turn.completion.token_ids) for turn in turns)
 
 
-def timed(case: Case, work: Callable[[int, Case], int], rounds: int) -> dict[str, Any]:
+def timed(case: Case, work: Callable[[list[Request]], int], rounds: int) -> dict[str, Any]:
     """The rates of a case after a warm-up with an eighth of its reply."""
-    work(rounds, replace(case, reply=max(2, case.reply // 8)))
-    return rates(case.name, lambda seed: work(seed, case), rounds)
+    work(requests(replace(case, reply=max(2, case.reply // 8)), rounds))
+    asked = [requests(case, seed) for seed in range(rounds)]
+    return rates(case.name, lambda seed: work(asked[seed]), rounds)
 
 
 def rates(name: str, work: Callable[[int], int], rounds: int) -> dict[str, Any]:
