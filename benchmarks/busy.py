@@ -7,7 +7,9 @@
 A training of its own plays and learns with the recipe's settings (those of its last stage), without
 evaluations but for one task at the start. NVIDIA's management library is asked every .1 s in which
 share of the time a kernel ran, and `busy` is the mean over the counted updates; the first ones, in
-which kernels are compiled, are not counted. Nothing else should use the GPU.
+which kernels are compiled, are not counted. `busy_play` and `busy_learn` are the means over these
+parts; the library looks back up to a second, so in short updates they are near each other. Nothing
+else should use the GPU.
 """
 
 import argparse
@@ -82,9 +84,13 @@ class Sampler:
         while not self.ended.wait(EVERY):
             self.samples.append((time.monotonic(), self.read()))
 
-    def share(self, began: float, ended: float) -> float | None:
-        """The mean between two times of `time.monotonic`; None without a sample."""
-        inside = [share for at, share in self.samples if began <= at <= ended]
+    def share(self, *spans: tuple[float, float]) -> float | None:
+        """The mean over spans between two times of `time.monotonic`; None without a sample."""
+        inside = [
+            share
+            for at, share in self.samples
+            if any(began <= at <= ended for began, ended in spans)
+        ]
         return fmean(inside) if inside else None
 
     def close(self) -> None:
@@ -104,6 +110,17 @@ class Watch(Callback):
     ) -> None:
         self.ends.append(time.monotonic())
         self.timings.append(dict(timing))
+
+
+def busy_shares(sampler: Sampler, watch: Watch, skipped: int) -> dict[str, float | None]:
+    """How busy the GPU was in the counted updates, and in their first and last parts."""
+    starts, ends, timings = watch.ends[skipped - 1 :], watch.ends[skipped:], watch.timings[skipped:]
+    spans = [*zip(starts[:-1], ends, timings, strict=True)]
+    return {
+        "busy": sampler.share((starts[0], ends[-1])),
+        "busy_play": sampler.share(*((began, began + one["play"]) for began, _, one in spans)),
+        "busy_learn": sampler.share(*((ended - one["learn"], ended) for _, ended, one in spans)),
+    }
 
 
 def measure(
@@ -126,7 +143,7 @@ def measure(
         record[part] = median(one.get(part, 0.0) for one in counted)
     if sampler is not None:
         sampler.close()
-        record["busy"] = sampler.share(watch.ends[skipped - 1], watch.ends[-1])
+        record |= busy_shares(sampler, watch, skipped)
     return record
 
 
