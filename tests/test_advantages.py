@@ -1,16 +1,23 @@
 """Advantages against values that were computed by hand."""
 
+import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toys import episode, meta
 
+from mage.config.errors import UserError
+from mage.config.sections import ReturnOptions
 from mage.credit.advantages import gigpo, grpo, published
 from mage.credit.advantages.base import against_others
 from mage.credit.returns import compute_returns
-from mage.types import Completion, Episode, MetaEpisode, Task, Turn
+from mage.credit.samples import assign_credit
+from mage.ranks.dealing import share_credit
+from mage.ranks.ranks import Ranks
+from mage.types import Completion, Credit, Episode, MetaEpisode, Task, Turn
 
 
 def returns_of(*metas, **options):
@@ -160,3 +167,43 @@ def test_a_policy_that_decides_when_to_stop_is_paid_for_going_on():
     # Against the others: 1 - 1/3 and 0 - 2/3, in the episode and in the step of equal states.
     parts = [dict(one.parts) for one in gigpo.estimate(returns) if one.source.where.index == 0]
     assert [one["episode"] for one in parts] == pytest.approx([2 / 3, 2 / 3, -2 / 3, -2 / 3])
+
+
+def worth(one, advantage):
+    return Credit(one, advantage, ())
+
+
+WRONG_RESULTS = {
+    "None": lambda returns: None,
+    "6 credits": lambda returns: [worth(one, 1.0) for one in returns[1:]],
+    "8 credits": lambda returns: [worth(one, 1.0) for one in [*returns, returns[0]]],
+    "1.0 in row 0, which is no Credit": lambda returns: [1.0 for _ in returns],
+    "the advantage nan in row 2": lambda returns: (
+        [worth(one, 0.0) for one in returns[:2]] + [worth(one, float("nan")) for one in returns[2:]]
+    ),
+    "the advantage -inf in row 0": lambda returns: [worth(one, float("-inf")) for one in returns],
+    "the advantage None in row 0": lambda returns: [worth(one, None) for one in returns],
+    "two credits for one return": lambda returns: [worth(returns[0], 1.0) for _ in returns],
+}
+
+
+@pytest.mark.parametrize("fault", WRONG_RESULTS)
+@pytest.mark.parametrize("ranks", ["one process", "ranks that share"])
+def test_wrong_results_of_an_estimator_are_named(fault, ranks):
+    def estimate(returns, *, scale=1.0):
+        return WRONG_RESULTS[fault](returns)
+
+    given = ([meta((10, 0))], ReturnOptions(), partial(estimate, scale=2.0))
+    message = (
+        rf"the estimator test_advantages\..*estimate returned {re.escape(fault)}.*: it must return "
+        "a list with one Credit for each of the 7 returns"
+    )
+    with pytest.raises(UserError, match=message):
+        assign_credit(*given) if ranks == "one process" else share_credit(*given, Ranks())
+
+
+def test_credits_in_another_order_are_allowed():
+    def estimate(returns):
+        return [worth(replace(one), 1.0) for one in reversed(returns)]
+
+    assert len(assign_credit([meta((10, 0))], ReturnOptions(), estimate)) == 7

@@ -8,11 +8,14 @@ import pyspiel
 import pytest
 from pydantic import ValidationError
 
+from mage.config.errors import UserError
 from mage.config.menus import find_item
-from mage.environments.base import State, check, golden
+from mage.environments.base import State, Wording, check, golden
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.openspiel import OpenSpiel
 from mage.environments.tic_tac_toe import TicTacToe
+from mage.play.outside import OutsidePlay
+from tests.corridor import Corridor, CorridorState
 
 GOLDEN = Path(__file__).parent / "golden"
 OTHERS = ("connect_four", "leduc_poker", "nim", "hex(board_size=3)", "liars_dice")
@@ -69,8 +72,80 @@ class BrokenGame(KuhnPoker):
 def test_the_check_finds_violations():
     faults = " ".join(check(BrokenGame(), games=2))
     assert "plain text" in faults
-    assert "same seed and moves differ" in faults
+    assert "same seed and moves differ in observe()" in faults
     assert "below forfeit_score" in faults
+
+
+class LuckyState(CorridorState):
+    """One method draws random numbers of its own."""
+
+    lucky = ""
+
+    def turn(self) -> int | None:
+        over = self.lucky == "turn" and self.steps == 2 and random.random() < 0.5
+        return None if over else super().turn()
+
+    def anchor(self, seat: int) -> str:
+        return f"{super().anchor(seat)} {random.random() if self.lucky == 'anchor' else ''}"
+
+    def scores(self) -> tuple[float, ...]:
+        return (random.random(),) if self.lucky == "scores" else super().scores()
+
+    def recap(self, seat: int) -> str:
+        return f"{super().recap(seat)} {random.random() if self.lucky == 'recap' else ''}"
+
+
+class LuckyWording(Wording):
+    def task(self, seat: int) -> str:
+        return f"Find the door. {random.random()}"
+
+
+class Lucky(Corridor):
+    name: ClassVar[str] = "lucky"
+    lucky: str = ""
+
+    def start(self, seed: int) -> LuckyState:
+        state = LuckyState(self.length, seed)
+        state.lucky = self.lucky
+        return state
+
+    def instance(self, seat: int) -> str:
+        return f"The door is {random.random() if self.lucky == 'instance' else 'east'}."
+
+    def wording(self) -> Wording:
+        return LuckyWording(self) if self.lucky == "Wording.task" else Wording(self)
+
+
+@pytest.mark.parametrize(
+    "method", ["turn", "anchor", "scores", "recap", "instance", "Wording.task"]
+)
+def test_random_numbers_that_are_not_of_the_seed_are_found(method):
+    assert f"differ in {method}()" in " ".join(check(Lucky(lucky=method), games=20))
+
+
+def test_all_seeded_texts_are_no_fault():
+    assert "differ" not in " ".join(check(Lucky(), games=20))
+
+
+class OneText(CorridorState):
+    def legal(self) -> Any:
+        return "wait"
+
+
+class OneTextGame(Corridor):
+    name: ClassVar[str] = "one_text"
+
+    def start(self, seed: int) -> OneText:
+        return OneText(self.length, seed)
+
+
+def test_one_text_as_the_legal_moves_is_refused():
+    """Its letters would be the moves."""
+    message = r"OneText.legal\(\) returned 'wait' \(str\), but must return a tuple of moves"
+    with pytest.raises(UserError, match=message):
+        check(OneTextGame(), games=1)
+    with pytest.raises(UserError, match=message):
+        OutsidePlay(OneTextGame(), "", 0, 1, seed=0).reply("wait")
 
 
 LINES = ("pass pass", "pass bet pass", "pass bet bet", "bet pass", "bet bet")

@@ -109,3 +109,52 @@ def test_a_link_into_a_run_folder_is_refused(tmp_path):
     (tmp_path / "linked.py").symlink_to(run.path / "trick.py")
     with pytest.raises(ConfigError, match="is code in the run folder"):
         find_item("environments", "linked.Own")
+
+
+@pytest.fixture
+def two_labs(tmp_path, monkeypatch):
+    """The current folder and an installed one hold a package of the same name."""
+    for place in ("installed", "here"):
+        package = tmp_path / place / "lab_twice"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "own.py").write_text(OWN.replace('"own"', f'"{place}"'))
+    monkeypatch.chdir(tmp_path / "here")
+    sys.path.append(str(tmp_path / "installed"))
+    yield
+    for name in ("lab_twice", "lab_twice.own"):
+        sys.modules.pop(name, None)
+
+
+def test_a_package_of_the_current_folder_comes_before_an_installed_one(two_labs, tmp_path):
+    before = [*sys.path]
+    assert find_item("environments", "lab_twice.own").name == "here"
+    assert sys.path == [*before[:-1], str(tmp_path / "here"), before[-1]]
+    assert find_item("environments", "lab_twice.own.Own").name == "here"
+    assert len(sys.path) == len(before) + 1
+
+
+def test_a_file_that_another_package_hides_is_named(two_labs, tmp_path):
+    """Python prefers a package with an `__init__.py`, whatever comes first."""
+    (tmp_path / "here" / "lab_twice" / "__init__.py").unlink()
+    with pytest.raises(ConfigError, match=r"lab_twice.own is in two places: .*installed.*here"):
+        find_item("environments", "lab_twice.own")
+
+
+@pytest.mark.parametrize(
+    ("folder", "base", "missing"),
+    [
+        ("environments", "mage.environments.base.Environment", r"instance\(\), rules\(\) and start"),
+        ("opponents", "mage.opponents.base.Opponent", "policy"),
+        ("memory", "mage.memory.base.Memory", r"open\(\) and reflects"),
+    ],
+)
+def test_a_class_without_a_method_is_one_message(folder, base, missing):
+    module, _, kind = base.rpartition(".")
+    name = f"bare_{folder}"
+    Path(f"{name}.py").write_text(
+        f"from typing import ClassVar\nfrom {module} import {kind}\n\n\n"
+        f"class Bare({kind}):\n    name: ClassVar[str] = 'bare'\n"
+    )
+    with pytest.raises(ConfigError, match=rf"the class Bare in {name}\.py has no .*{missing}"):
+        find_item(folder, f"{name}.Bare")

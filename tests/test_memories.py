@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toys import scripted_agent
 
+from mage.config.errors import UserError
 from mage.config.loading import load_recipe
 from mage.config.menus import menu
 from mage.config.recipe import ConfigError, build_recipe
@@ -326,6 +327,61 @@ def test_a_memory_receives_the_opening_of_the_episode():
     first, second = (f"You act second. {episode.turns[0].observation}" for episode in meta.episodes)
     assert "opponent bet" in first
     assert seen == [first, first, second]
+
+
+def show_nothing(notebook: Notebook, opening: str, ask: Ask) -> Any:
+    """A method that is not `async`."""
+    return ""
+
+
+async def show_none(notebook: Notebook, opening: str, ask: Ask) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("show", "message"),
+    [
+        (
+            show_none,
+            r"test_memories.py, line \d+: Book.show\(\) returned None \(NoneType\), but must",
+        ),
+        (show_nothing, r"Book.show\(\) must be a coroutine: write `async def`"),
+    ],
+)
+def test_a_memory_that_shows_no_text_is_named(show, message):
+    """The agent would read "None" in its prompt."""
+
+    async def add(notebook: Notebook, entry: Entry, ask: Ask) -> None:
+        pass
+
+    book = type("Book", (Notebook,), {"add": add, "show": show, "__module__": __name__})
+
+    class Silent(Notes):
+        def open(self) -> Notebook:
+            return book()
+
+    agent = scripted_agent(lambda prompt: "<action>bet</action>")
+    setup = PlaySetup(KuhnPoker(), agent, Silent(keep="none"), episodes=2)
+    with pytest.raises(UserError, match=message):
+        play_groups(setup, [[Task("kuhn_poker", 1, 1, "aggressive", "train")]], seed=1)
+
+
+def test_wrong_return_types_of_an_own_memory_are_one_line():
+    class Closed(Notes):
+        def open(self) -> Any:
+            return None
+
+        def after(self, entries: Any) -> Any:
+            return 3
+
+    with pytest.raises(
+        UserError, match=r"Closed.open\(\) returned None .* an instance of Notebook"
+    ):
+        Closed(keep="none").open()
+    with pytest.raises(UserError, match=r"Closed.after\(\) returned 3 .* an instance of Memory"):
+        Closed(keep="none").after([])
+    with pytest.raises(UserError, match=r"Wrong.reflects must be a property: write @property"):
+        type("Wrong", (Notes,), {"reflects": lambda self: True, "__module__": __name__})
 
 
 @pytest.mark.e2e

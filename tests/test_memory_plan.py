@@ -185,6 +185,15 @@ def test_a_league_leaves_fewer_slots_and_is_a_row_of_the_table():
     command = ["plan", "paper_tic_tac_toe", "--model", "qwen3-4b", *words]
     tables = [CliRunner().invoke(app, [*command, *more]).output for more in ([], [pool])]
     assert ["league copies" in table for table in tables] == [False, True]
+    assert "expected on an H200: " in tables[0]
+
+
+def test_no_speed_is_estimated_below_100_million_parameters():
+    shown = CliRunner().invoke(app, ["plan", "demo"]).output
+    assert "tokens/s" not in shown
+    assert "only for models of at least 100 M parameters" in shown
+    figures = json.loads(CliRunner().invoke(app, ["plan", "demo", "--json"]).output)
+    assert figures["play_tokens_per_second"] is figures["learn_tokens_per_second"] is None
 
 
 @pytest.mark.parametrize("recipe", ["alfworld", "webshop", "sokoban", "kuhn_poker", "tic_tac_toe"])

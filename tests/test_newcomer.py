@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,13 @@ import mage
 from mage.cli.main import app
 from mage.config.errors import ConfigError
 from mage.config.loading import load_recipe, title_of
+from mage.config.options import make_item
 from mage.environments.base import SingleAgentEnvironment, check
+from mage.ranks.stop import Stopped
+from mage.run_folder import RunFolder
+from mage.run_folder.files import read_json, write_sealed
+from mage.training.callbacks import Callback
+from mage.training.start import train
 
 CORRIDOR = """
 from typing import ClassVar
@@ -138,6 +145,52 @@ def test_an_error_in_user_code_is_one_line_with_file_line_and_state(lab):
     assert "line 1" in told
 
 
+TURN = "return None if self.place == 3 else 0"
+TOOLS = "def tools(self):\n        return {}\n\n    def start(self"
+WRONG = {
+    "turn": (TURN, "return 'me'", "WalkState.turn() returned 'me' (str), but must return the seat"),
+    "bool": (TURN, "return True", "WalkState.turn() returned True (bool)"),
+    "seat": (TURN, "return 1", "WalkState.turn() returned 1, but walk has one seat, 0"),
+    "scores": ("(1.0,)", "1.0", "WalkState.scores() returned 1.0 (float), but must return a tuple"),
+    "empty": ("(1.0,)", "()", "WalkState.scores() returned () (tuple)"),
+    "observe": ('f"Room {self.place}."', "3", "WalkState.observe() returned 3 (int), but must"),
+    "anchor": ("str(self.place)", "None", "WalkState.anchor() returned None (NoneType), but must"),
+    "recap": ('return "You arrived."', "pass", "WalkState.recap() returned None (NoneType)"),
+    "start": ("return WalkState(self)", "WalkState(self)", "Walk.start() returned None (NoneType)"),
+    "rules": ('return "Go through three rooms."', "pass", "Walk.rules() returned None (NoneType)"),
+    "none": ("def start(self", TOOLS.format("None"), "Walk.tools() returned None (NoneType)"),
+    "texts": ("def start(self", TOOLS.format("['roll']"), "must return a tuple or list of func"),
+    "property": (
+        "def start(self",
+        "def forfeit_score(self):\n        return 0.0\n    def start(self",
+        "Walk.forfeit_score must be a property: write @property above it",
+    ),
+    "missing": (
+        'def recap(self, seat):\n        return "You arrived."\n',
+        "",
+        "the class WalkState in walk_lab/walk.py has no method recap(): write it",
+    ),
+}
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_a_wrong_return_type_and_a_missing_method_are_one_line(lab, method):
+    old, new, message = WRONG[method]
+    assert old in CORRIDOR
+    (lab / "walk_lab" / "walk.py").write_text(CORRIDOR.replace(old, new))
+    code, told = call("play" if method == "seat" else "check", "walk_lab.walk")
+    assert code == (1 if "tools" in new else 2)  # `mage check` counts the faults of tools
+    line = next(line for line in told.splitlines() if message in line)
+    assert "walk_lab/walk.py" in line or method == "seat"
+
+
+def test_an_option_that_the_code_no_longer_has_is_one_line(lab):
+    with pytest.raises(ConfigError, match=r"has no such option \(did you mean 'lazy'\?\): restart"):
+        make_item("environments", "walk_lab.walk", {"lazzy": True})
+    with pytest.raises(ConfigError, match=r"environments.lazy = 7: .*correct the class Walk in "):
+        make_item("environments", "walk_lab.walk", {"lazy": 7})
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
 def test_a_broken_environment_ends_a_training_with_one_line(lab):
@@ -145,6 +198,37 @@ def test_a_broken_environment_ends_a_training_with_one_line(lab):
     assert code == 2
     assert "walk_lab/walk.py, line" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(1800)
+def test_changed_code_gives_one_warning_on_resume(lab):
+    """Also of a module that only the item imports; a run of an old version gives no warning."""
+    (lab / "walk_lab" / "rooms.py").write_text("ROOMS = 3\n")
+    code = f"from walk_lab.rooms import ROOMS\n{CORRIDOR}"
+    (lab / "walk_lab" / "walk.py").write_text(code)
+    small = ("--run.updates=2", "--run.save_every=1", *SHORT[1:])
+    run = RunFolder.create(lab / "run", load_recipe("walk_lab.walk", small))
+    lines: list[str] = []
+
+    class Told(Callback):
+        def on_warning(self, line: str) -> None:
+            lines.append(line)
+
+    with pytest.raises(Stopped):
+        train(run.path, Told(), lambda: True)
+    old = shutil.copytree(run.path, lab / "old")
+    changed = "code of walk_lab.rooms has changed since this run began"
+    assert changed not in " ".join(lines)
+    (lab / "walk_lab" / "rooms.py").write_text("ROOMS = 4\n")
+    train(run.path, Told(), lambda: False)
+    assert " ".join(lines).count(changed) == 1
+    lines.clear()
+    versions = read_json(old / "versions.json")
+    del versions["sha256"], versions["code_sha256"]
+    write_sealed(old / "versions.json", versions)
+    train(old, Told(), lambda: False)
+    assert "has changed" not in " ".join(lines)
 
 
 @pytest.mark.e2e

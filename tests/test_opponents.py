@@ -1,16 +1,20 @@
 """Opponents behave as docs/opponents.md says: styles, patterns, search, equilibrium."""
 
+import asyncio
 import random
 from collections import Counter
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mage.config.errors import UserError
 from mage.environments.base import State
 from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
-from mage.opponents.base import Population, allocate, find, known
+from mage.opponents.base import Opponent, Population, allocate, find, known
+from mage.play.episode import apply_move
 
 NAMES = ["random", "pattern-0", "pattern-5", "biased-centre-2", "biased-corner-0.5", "mcts-10"]
 
@@ -142,3 +146,41 @@ def test_pools_are_normalised_and_test_falls_back_to_train():
     population = Population(train={"random": 3, "cfr": 1})
     assert population.pool("train") == population.pool("test") == {"random": 0.75, "cfr": 0.25}
     assert population.pool("ood") == {}
+
+
+class Wrong(Opponent):
+    """It returns whatever it is told, where a contract asks for something else."""
+
+    name: ClassVar[str] = "wrong"
+    answer: Any = None
+
+    def policy(self, state: State, seat: int) -> Any:
+        return self.answer
+
+    def think(self, state: State, seat: int, rng: random.Random) -> Any:
+        return "pass"
+
+
+class Mute(Wrong):
+    def act(self, state: State, seat: int, rng: random.Random) -> Any:
+        return self.answer
+
+
+def test_wrong_return_types_of_an_own_opponent_are_one_line():
+    state, rng = KuhnPoker().start(0), random.Random(0)
+    with pytest.raises(
+        UserError, match=r"test_opponents.py, line \d+: Wrong.policy\(\) returned 'p"
+    ):
+        Wrong(answer="pass").act(state, 0, rng)
+    for empty in ({}, {"pass": 0.0}):
+        with pytest.raises(UserError, match=r"the probability of every move, and one of them must"):
+            Wrong(answer=empty).act(state, 0, rng)
+    with pytest.raises(UserError, match=r"Mute.act\(\) returned 3 \(int\), but must return text"):
+        Mute(answer=3).act(state, 0, rng)
+    with pytest.raises(UserError, match=r"Wrong.think\(\) must be a coroutine: write `async def`"):
+        asyncio.run(Wrong().think(state, 0, rng))
+
+
+def test_an_illegal_move_of_an_opponent_is_one_line():
+    with pytest.raises(UserError, match=r"the opponent bot made the move 'fold', which is not leg"):
+        apply_move(KuhnPoker().start(0), "fold", "bot")

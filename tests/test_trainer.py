@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from mage.api.check_run import check_run
 from mage.config.recipe import Recipe, build_recipe
 from mage.credit.samples import make_samples
 from mage.evaluation.figures import Evaluation
 from mage.ranks.ranks import RankLost, RanksStopped
 from mage.ranks.stop import Stopped
-from mage.run_folder import RunFolder, RunLocked, lock_run
+from mage.run_folder import DamagedError, RunFolder, RunLocked, lock_run
 from mage.training.callbacks import Callback
 from mage.training.evaluations import RunEvaluations
 from mage.training.start import train
@@ -222,6 +223,42 @@ def test_a_broken_checkpoint_is_skipped_with_a_warning(tmp_path):
     train(folder.path, callback, never)
     assert callback.updates == [1, 2, 2, 3]
     assert any("model.safetensors" in line for line in callback.lines)
+
+
+@pytest.mark.e2e
+def test_a_run_that_has_lost_its_checkpoints_is_refused_and_not_changed(tmp_path, whole):
+    run = shutil.copytree(whole[0].path, tmp_path / "run")
+    (run / "summary.json").unlink()
+    for path in (run / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(DamagedError, match=r"has metrics of 4 updates, but .* no whole checkpoint"):
+        train(run, Callback(), never)
+    (note,) = check_run(RunFolder.open(run)).notes
+    assert f"start a new run: mage train {run / 'recipe.toml'} --run.name=NAME" in note
+    before.pop(run / ".lock", None)
+    assert {path: path.read_bytes() for path in before} == before
+    for name in ("metrics.jsonl", "metrics.sha256"):  # as the message says
+        (run / name).rename(tmp_path / name)
+    assert train(run, Callback(), never)["after"] == whole[2]["after"]
+
+
+@pytest.mark.e2e
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, monkeypatch):
+    def die(trainer: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    folder, callback = start(tmp_path / "run", **TINY), Recorder()
+    monkeypatch.setattr(Trainer, "_save", die)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder.path, callback, never)
+    monkeypatch.undo()
+    assert (folder.evaluation_names(), list(folder.checkpoints.iterdir())) == (
+        ["select_000000"],
+        [],
+    )
+    train(folder.path, callback, never)
+    assert callback.updates == [1, 2]
 
 
 @pytest.mark.e2e

@@ -8,6 +8,7 @@ from mage.training.warnings import (
     LIMITS,
     UpdateWarnings,
     choice_warnings,
+    panel_warnings,
     start_warnings,
     warmup_line,
 )
@@ -65,6 +66,18 @@ def test_the_untrained_checkpoint_as_the_best_one_gives_a_warning():
     assert choice_warnings(recipe, 3) == []
     assert "Train longer" in choice_warnings(recipe, 0)[0]
     assert "warmup.first" in choice_warnings(recipe, 0, illegal=0.9)[0]
+
+
+def test_after_a_warm_up_no_warning_asks_for_warmup_first():
+    recipe = mage.load_recipe("start", {"warmup.first": True})
+    (panel,) = panel_warnings(0.9, warmed_up=True)
+    (choice,) = choice_warnings(recipe, 0, illegal=0.9)
+    warnings = UpdateWarnings(warmed_up=True)
+    (update,) = [line for _ in range(3) for line in warnings.check({"illegal_rate": 0.9})]
+    for line in (panel, choice, update):
+        assert "warmup.first" not in line
+        assert "raise warmup.steps" in line
+    assert "warmup.first = true" in panel_warnings(0.9)[0]
 
 
 class Recorder(mage.Callback):

@@ -146,7 +146,12 @@ def _model_at(model: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
     return model
 
 
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The most similar known name, if one is similar."""
+    return next(iter(difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)), None)
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The most similar known name as a suggestion; empty if no name is similar."""
-    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close and given not in close else ""
+    close = nearest(given, known)
+    return f" (did you mean {close!r}?)" if close and given != close else ""

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from mage.config import returned
 from mage.config.errors import ConfigError, Origin, did_you_mean, explain
 from mage.config.toml import Tables, without_none
 
@@ -74,6 +76,8 @@ def find_item(folder: str, name: str) -> Any:
         return stand_in(folder, name.rpartition(".")[2])
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
+    if isinstance(item, type) and _fits(item, folder) and is_foreign(name):
+        returned.refuse_incomplete(item)
     if item is None or not _fits(item, folder) or inspect.isabstract(item):
         expected = "function estimate"
         if folder != "advantages":
@@ -141,6 +145,7 @@ foreign_packages: set[str] = set()  # names of packages whose items this process
 def stand_in(folder: str, name: str) -> Any:
     """A class without behaviour, for an item whose code is not imported. It takes any options."""
     facts: dict[str, Any] = {"model_config": ConfigDict(extra="allow", frozen=True)}
+    facts["__module__"] = __name__  # so it is no class of the user, whose methods are checked
     if folder == "environments":
         facts["__annotations__"] = {
             "name": typing.ClassVar[str],
@@ -164,13 +169,10 @@ def _import(name: str) -> ModuleType:
         )
     if not name.startswith("mage."):
         _refuse_run_folders(name)
-        # Items of the current folder can be imported. It is last, so that its files do not replace
-        # installed packages.
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
+        _add_current_folder(name.partition(".")[0])
         foreign_packages.add(name.partition(".")[0])
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"{name} cannot be imported: {error}. Install the package, run the command in the "
@@ -178,6 +180,45 @@ def _import(name: str) -> ModuleType:
         ) from error
     except SyntaxError as error:
         raise ConfigError(f"{name} is not valid Python: {error}") from error
+    if not name.startswith("mage."):
+        _refuse_another_file(module)
+    return module
+
+
+def _add_current_folder(package: str) -> None:
+    """Make a package of the current folder importable, before packages of the same name elsewhere.
+
+    Otherwise the folder is last, so that its files do not replace installed packages.
+    """
+    here = os.getcwd()
+    if package not in sys.stdlib_module_names and _holds_package(here, package):
+        places = [place or here for place in sys.path]
+        holders = (at for at, place in enumerate(places) if _holds_package(place, package))
+        first = next(holders, len(places))
+        if here not in places[: first + 1]:
+            sys.path.insert(first, here)
+    elif here not in sys.path:
+        sys.path.append(here)
+
+
+def _holds_package(place: str, package: str) -> bool:
+    """Whether a folder of `sys.path` holds this module, or this package with an `__init__.py`."""
+    found = PathFinder.find_spec(package, [place])
+    return found is not None and found.has_location
+
+
+def _refuse_another_file(module: ModuleType) -> None:
+    """Raise an error if the current folder has a file of this name and another one was imported."""
+    path = Path.cwd().joinpath(*module.__name__.split("."))
+    own = next(filter(Path.is_file, (path / "__init__.py", path.with_suffix(".py"))), None)
+    used = getattr(module, "__file__", None) or "the standard library"
+    if own is None or Path(used).resolve() == own.resolve():
+        return
+    raise ConfigError(
+        f"{module.__name__} is in two places: Python has imported {used}, but the current folder "
+        f"has {own}. Rename one of the two; if the file in the current folder is meant and its "
+        "package has no __init__.py, add one"
+    )
 
 
 _RUN_FILES = ("versions.json", "metrics.jsonl", "checkpoints")

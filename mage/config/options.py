@@ -4,15 +4,16 @@ The name of a menu folder is a section, a file in it is a value of `name`. The o
 options of that item (fields of its class, keyword arguments of its function).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from mage.config.errors import NOWHERE
-from mage.config.menus import check_options, find_item, keeps_state, options_model
+from mage.config import returned
+from mage.config.errors import NOWHERE, ConfigError, did_you_mean, first_fault
+from mage.config.menus import check_options, find_item, is_foreign, keeps_state, options_model
 from mage.config.sections import (
     AgentOptions,
     Choice,
@@ -31,8 +32,24 @@ from mage.config.sections import (
     Section,
     Stage,
 )
+from mage.config.toml import show_value
 from mage.config.warmup_options import WarmupOptions
 from mage.types import Split
+
+
+def make_item(section: str, name: str, options: Mapping[str, Any]) -> Any:
+    """An item with its options. The class of the user may have changed since they were written."""
+    kind = find_item(section, name)
+    try:
+        return kind.model_validate(options)
+    except ValidationError as error:
+        option, fault, value = first_fault(error)
+        if option in options and option not in kind.model_fields:
+            known = ", ".join(kind.model_fields)
+            fault = f"{name} has no such option{did_you_mean(option, kind.model_fields)}: {known}"
+        told = f"{section}.{option} = {show_value(value)}" if option else f"[{section}]"
+        advice = f". If its code has changed, correct {returned.describe_class(kind)}"
+        raise ConfigError(f"{told}: {fault}{advice if is_foreign(name) else ''}") from None
 
 
 class Options(Section):
@@ -61,15 +78,11 @@ class Options(Section):
 
     def environment(self) -> Any:
         """The environment with its options."""
-        return find_item("environments", self.environments.name).model_validate(
-            self.environments.options
-        )
+        return make_item("environments", self.environments.name, self.environments.options)
 
     def memory(self) -> Any:
         """The memory with its options."""
-        return find_item("memory", self.memory_choice.name).model_validate(
-            self.memory_choice.options
-        )
+        return make_item("memory", self.memory_choice.name, self.memory_choice.options)
 
     def estimator(self, state: dict[str, float] | None = None) -> Callable[..., Any]:
         """`estimate(returns)` of the chosen file with its options filled in.

@@ -15,7 +15,7 @@ from mage.config.menus import (
     is_foreign,
     options_model,
 )
-from mage.config.options import Options
+from mage.config.options import Options, make_item
 from mage.config.sections import Choice, Stage
 from mage.config.toml import Tables, dump_toml, show_key, without_none
 from mage.config.warmup_options import WarmupOptions
@@ -77,7 +77,7 @@ class Recipe(Options):
             known = ", ".join(_worlds_of(self.environments)) or self.environments.name
             raise ConfigError(f"{name} is none of the worlds of this recipe: {known}")
         options = {key: value for key, value in found.items() if key != "share"}
-        world = find_item("environments", name).model_validate(options)
+        world = make_item("environments", name, options)
         pools = {
             split: {one: share for one, share in pool.items() if _plays(one, world)}
             for split, pool in self.opponents.model_dump().items()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mage.config.sections import ReturnOptions
-from mage.credit.advantages.base import Estimator
+from mage.credit.advantages.base import Estimator, estimate_all
 from mage.credit.returns import compute_returns
 from mage.types import Choices, Completion, Credit, MetaEpisode, ReplyKind, Return, Sample, Turn
 
@@ -12,7 +12,7 @@ def assign_credit(
     metas: Sequence[MetaEpisode], options: ReturnOptions, estimate: Estimator
 ) -> list[Credit]:
     """The returns of all turns as advantages, computed by `estimate`."""
-    return estimate(compute_all_returns(metas, options))
+    return estimate_all(estimate, compute_all_returns(metas, options))
 
 
 def compute_all_returns(metas: Sequence[MetaEpisode], options: ReturnOptions) -> list[Return]:

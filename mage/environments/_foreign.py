@@ -90,7 +90,9 @@ def small_seed(seed: int) -> int:
 
 def missing_package(package: str, extra: str) -> UserError:
     """The message for a package of an extra that is not installed."""
-    return UserError(f"{package} is not installed: pip install 'mage-rl[{extra}]'")
+    return UserError(
+        f"{package} is not installed: pip install '.[{extra}]' in the checkout of MAGE"
+    )
 
 
 def read_arguments(text: str) -> dict[str, Any]:

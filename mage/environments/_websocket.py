@@ -50,5 +50,7 @@ class WebSocket:
             too_big = error.sent is not None and error.sent.code == _TOO_BIG
             fault = f"its message has more than {self.largest:,} bytes"
             raise ConnectionError(fault if too_big else "it closed the connection") from error
-        except (OSError, WebSocketException) as error:
+        except OSError as error:
+            raise ConnectionError(error.strerror or str(error)) from error
+        except WebSocketException as error:
             raise ConnectionError(str(error) or type(error).__name__) from error

@@ -13,10 +13,11 @@ import typing
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from mage.config import returned
 from mage.config.errors import UserError
 from mage.seeds import derive
 from mage.types import Outcome, Split, Task
@@ -36,6 +37,10 @@ class State(ABC):
     worlds that know this exactly fill it (Sokoban: wasted moves). None means that no play could
     succeed any more after the turn.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        returned.check_class(cls, _STATE)
 
     regrets: Sequence[float | None] = ()
     hides_moves: bool = False  # moves are made at the same time: one sees them when all are made
@@ -100,6 +105,26 @@ class State(ABC):
         return None
 
 
+def _begins_with_text(moves: Sequence[object]) -> bool:
+    """Whether moves are texts, judged by the first: this runs in every turn."""
+    return not moves or isinstance(moves[0], str)
+
+
+_STATE = {
+    "turn": returned.SEAT,
+    "legal": returned.Returns(
+        (tuple, list), "a tuple of moves, each a text, such as ('pass', 'bet')", _begins_with_text
+    ),
+    "observe": returned.TEXT,
+    "anchor": returned.TEXT,
+    "scores": returned.SCORES,
+    "recap": returned.TEXT,
+    "read": returned.TEXT_OR_NONE,
+    "calls": returned.LIST,
+    "expert": returned.TEXT_OR_NONE,
+}
+
+
 class Wording:
     """An environment in the words of the published prompts (`agent.prompts`, docs/prompts.md).
 
@@ -152,7 +177,7 @@ class Wording:
     def words(self, state: State) -> tuple[str, ...]:
         """All legal moves as the agent writes them."""
         if type(self).word is Wording.word:  # as the state writes them
-            return state.legal()
+            return tuple(state.legal())
         return tuple(map(self.word, state.legal()))
 
     def read(self, state: State, written: str) -> str | None:
@@ -170,6 +195,17 @@ class Result(NamedTuple):
     score: float
     state: Hashable
     ends: bool
+
+
+def score_of(state: State, seat: int) -> float:
+    """What a seat has scored so far."""
+    scores = state.scores()
+    if seat >= len(scores):
+        raise UserError(
+            f"{type(state).__name__}.scores() returned {scores!r}, but must return one number for "
+            f"each seat: the {SEATS[seat]} seat has none"
+        )
+    return scores[seat]
 
 
 class Problem(ABC):
@@ -213,6 +249,11 @@ class Environment(BaseModel, ABC):
     )
     max_turns: int = turn_limit(8)
     reward_scale: float = Field(10.0, gt=0, description="task reward of an episode = scale x score")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        returned.check_class(cls, _ENVIRONMENT)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -336,6 +377,34 @@ class Environment(BaseModel, ABC):
         return derive(task_seed, "episode", 0 if self.restart == "same" else episode)
 
 
+_ENVIRONMENT = {
+    "start": returned.instance_of(State),
+    "rules": returned.TEXT,
+    "instance": returned.TEXT,
+    "example_action": returned.TEXT,
+    "forfeit_score": returned.NUMBER,
+    "tools": returned.TOOLS,
+    "inside": returned.MAPPING,
+    "shares": returned.MAPPING,
+    "world_of": returned.instance_of(Environment),
+    "wording": returned.instance_of(Wording),
+    "task_kind": returned.TEXT,
+    "variants": returned.LIST,
+    "for_split": returned.instance_of(Environment),
+    "outcome": returned.one_of(*get_args(Outcome)),
+    "reward": returned.NUMBER,
+    "strata": returned.WHOLE,
+    "stratum": returned.WHOLE,
+    "fixed_deals": returned.LIST_OR_NONE,
+    "instances": returned.WHOLE_OR_NONE,
+    "instance_key": returned.HASHABLE,
+    "problems": returned.LIST,
+    "restated": returned.MAPPING,
+    "episode_seed": returned.WHOLE,
+    "paid_score": returned.NUMBER,
+}
+
+
 class SingleAgentEnvironment(Environment):
     """An environment without opponents. The agent succeeds or fails."""
 
@@ -441,14 +510,17 @@ def _check_game(
     rng = random.Random(seed)
     state, twin = environment.start(seed), environment.start(seed)
     faults: list[str] = []
+    differs: list[str] = []  # the first difference
     for _ in range(10_000):
         seat = state.turn()
         if seat is None:
             break
         legal = state.legal()
-        faults += _check_turn(environment, state, twin, seat, legal)
-        if not legal:
-            return faults
+        faults += _check_turn(environment, state, seat, legal)
+        differs = differs or _differences(environment, state, twin)
+        follows = twin.turn() == seat and twin.legal() == legal
+        if not follows or not legal or not all(isinstance(action, str) for action in legal):
+            return faults + differs
         action, before = rng.choice(legal), _facts(state, seat)
         state.apply(action)
         twin.apply(action)
@@ -457,8 +529,54 @@ def _check_game(
             idle[action] += 1
     else:
         return [*faults, "the episode did not end within 10,000 moves"]
-    faults += _check_end(environment, state)
-    return faults
+    return [
+        *faults,
+        *_check_end(environment, state),
+        *(differs or _differences(environment, state, twin)),
+    ]
+
+
+def _differences(environment: Environment, state: State, twin: State) -> list[str]:
+    """What differs between two plays with the same seed and the same moves, of all that counts."""
+    shown, again = _shown(environment, state), _shown(environment, twin)
+    return [
+        f"two plays with the same seed and moves differ in {name}: {_short(shown.get(name))} and "
+        f"{_short(value)}. All random numbers must come from the seed of start()"
+        for name, value in again.items()
+        if name not in shown or not (shown[name] == value or shown[name] is value)
+    ][:1]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _shown(environment: Environment, state: State) -> dict[str, object]:
+    """What the agent sees of a state, or what is scored, by the method that tells it."""
+    seat, seats = state.turn(), range(environment.seats)
+    shown: dict[str, object] = {"turn()": seat}
+    shown |= {"rules()": environment.rules(), "example_action()": environment.example_action()}
+    shown["instance()"] = [environment.instance(one) for one in seats]
+    if seat is None or environment.scores_every_turn:
+        shown |= {"scores()": tuple(state.scores()), "regrets": tuple(state.regrets)}
+    if seat is None:
+        shown["recap()"] = [state.recap(one) for one in seats]
+    else:
+        shown |= {"legal()": tuple(state.legal()), "observe()": state.observe(seat)}
+        shown |= {"anchor()": state.anchor(seat), "calls()": list(state.calls())}
+    return shown | _worded(environment.wording(), state, seat)
+
+
+def _worded(wording: Wording, state: State, seat: int | None) -> dict[str, object]:
+    """What the agent sees in the words of a user's own `Wording`."""
+    if type(wording).__module__.partition(".")[0] == "mage":
+        return {}
+    viewer = 0 if seat is None else seat
+    worded: dict[str, object] = {"Wording.task()": wording.task(viewer)}
+    worded["Wording.view()"] = wording.view(state, viewer)
+    worded["Wording.review()"] = wording.review(state, viewer, False)
+    return worded | ({} if seat is None else {"Wording.choices()": wording.choices(state)})
 
 
 def _facts(state: State, seat: int) -> tuple[object, ...]:
@@ -467,22 +585,24 @@ def _facts(state: State, seat: int) -> tuple[object, ...]:
 
 
 def _check_turn(
-    environment: Environment, state: State, twin: State, seat: int, legal: tuple[str, ...]
+    environment: Environment, state: State, seat: int, legal: tuple[str, ...]
 ) -> list[str]:
     faults = []
     if not 0 <= seat < environment.seats:
         faults.append(f"turn() returned seat {seat}, but there are {environment.seats} seats")
     if not legal or len(set(legal)) != len(legal):
         faults.append(f"legal() must return at least one move and no duplicates, not {legal}")
-    if any(action != action.strip() or not action or "<" in action for action in legal):
+    if not all(map(_is_plain, legal)):
         faults.append(
             f"a move must be plain text without spaces at its ends and without '<': {legal}"
         )
     if not state.observe(seat).strip():
         faults.append("observe() is empty")
-    if (state.observe(seat), state.legal()) != (twin.observe(seat), twin.legal()):
-        faults.append("two states with the same seed and moves differ")
     return faults
+
+
+def _is_plain(action: object) -> bool:
+    return isinstance(action, str) and action == action.strip() != "" and "<" not in action
 
 
 def _check_end(environment: Environment, state: State) -> list[str]:

@@ -114,7 +114,9 @@ class OpenEnv(ForeignWorld):
         try:
             return WebSocket(address, self.seconds, self.largest)
         except ConnectionError as error:
-            raise self.fault(f"cannot be used: {error}") from None
+            raise self.fault(
+                f"cannot be used: {error}. Check that it runs, and environments.url"
+            ) from None
 
     def ask(self, connection: "WebSocket", kind: str, data: dict[str, Any]) -> dict[str, Any]:
         """The data of the server's answer, checked."""

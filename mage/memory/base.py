@@ -10,11 +10,12 @@ then `after` makes the memory of the next tasks. Every panel and update starts w
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from mage.config import returned
 from mage.types import Outcome, PromptStyle
 
 Ask = Callable[[str], Awaitable[str]]
@@ -40,6 +41,10 @@ class Entry:
 class Notebook(ABC):
     """The memory of one meta-episode."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        returned.check_class(cls, _NOTEBOOK)
+
     @abstractmethod
     async def add(self, entry: Entry, ask: Ask) -> None:
         """Store a finished episode."""
@@ -52,11 +57,19 @@ class Notebook(ABC):
         """
 
 
+_NOTEBOOK = {"add": returned.AWAITED, "show": replace(returned.TEXT, awaited=True)}
+
+
 class Memory(BaseModel, ABC):
     """Options of a memory. A subclass in a file of this folder is found by the file name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        returned.check_class(cls, _MEMORY)
 
     @property
     @abstractmethod
@@ -80,3 +93,12 @@ class Memory(BaseModel, ABC):
     def after(self, entries: Sequence[Entry]) -> "Memory":
         """The memory of the next tasks, with all episodes just played, in task order."""
         return self
+
+
+_MEMORY = {
+    "reflects": returned.ANYTHING,
+    "is_plain_record": returned.ANYTHING,
+    "tasks_at_once": returned.WHOLE_OR_NONE,
+    "open": returned.instance_of(Notebook),
+    "after": returned.instance_of(Memory),
+}

@@ -13,11 +13,13 @@ same player in all episodes, and no player of the test split is met in training.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mage.config import returned
 from mage.config.errors import UserError, first_fault
 from mage.config.menus import find_item, menu
 from mage.config.recipe import Recipe
@@ -39,6 +41,11 @@ class Opponent(BaseModel, ABC):
     policy_is: ClassVar[Knowledge] = "exact"  # exact ceilings need "exact"
     trains_only: ClassVar[bool] = False  # a part of a training run: it plays in no evaluation
     has_weights: ClassVar[bool] = False  # a language model plays for it, in an engine of its own
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        returned.check_class(cls, _OPPONENT)
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -85,11 +92,28 @@ class Opponent(BaseModel, ABC):
     def act(self, state: State, seat: int, rng: random.Random) -> str:
         """Its move; depends on the state and the generator only."""
         chances = self.policy(state, seat)
-        return rng.choices(tuple(chances), tuple(chances.values()))[0]
+        try:
+            return rng.choices(tuple(chances), tuple(chances.values()))[0]
+        except (IndexError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{type(self).__name__}.policy() returned {chances!r}, but must return the "
+                f"probability of every move, and one of them must be above 0 ({error})"
+            ) from None
 
     async def think(self, state: State, seat: int, rng: random.Random) -> str:
         """The call that play awaits; a model as opponent overrides it and awaits its own engine."""
         return self.act(state, seat, rng)
+
+
+_OPPONENT = {
+    "policy": returned.MAPPING,
+    "act": returned.TEXT,
+    "think": replace(returned.TEXT, awaited=True),
+    "in_world_of": returned.instance_of(Opponent),
+    "copies_at_once": returned.WHOLE,
+    "model_path": returned.TEXT,
+    "draw": returned.instance_of(Opponent),
+}
 
 
 class Family(Opponent):

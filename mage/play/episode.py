@@ -11,7 +11,8 @@ from mage.agent.dialogue import Dialogue
 from mage.agent.history import Prompt
 from mage.agent.styles import open_dialogue, style_of
 from mage.agent.turns import take_turn
-from mage.environments.base import Environment, State
+from mage.config.errors import UserError
+from mage.environments.base import Environment, State, score_of
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
 from mage.play.policy import PolicyCalls, PolicyPlayer, Seen
@@ -105,7 +106,7 @@ async def play_episode(
         turn, action = await _play_turn(setup, ref, state, len(turns), dialogue)
         turns.append(turn)
         if environment.scores_every_turn:
-            scores.append(state.scores()[seat])
+            scores.append(score_of(state, seat))
         if action is not None:
             moves.append(Move(seat, action))
             state.apply(action)
@@ -147,10 +148,36 @@ async def _let_opponent_move(
     setup: PlaySetup, ref: EpisodeRef, state: State, moves: list[Move]
 ) -> None:
     while (mover := state.turn()) is not None and mover != ref.task.seat:
+        check_seat(setup.environment, state, mover)
         rng = move_rng(ref.task, setup.environment, ref.number, len(moves))
         action = await setup.meet(ref.task).think(state, mover, rng)
         moves.append(Move(mover, action))
+        apply_move(state, action, ref.task.opponent)
+
+
+def check_seat(environment: Environment, state: State, mover: int) -> None:
+    """Raise a `UserError` if the environment has no such seat."""
+    if not 0 <= mover < environment.seats:
+        raise UserError(
+            f"{type(state).__name__}.turn() returned {mover}, but {environment.name} has "
+            f"{'one seat, 0' if environment.seats == 1 else 'the seats 0 and 1'}"
+        )
+
+
+def apply_move(state: State, action: str, opponent: str) -> None:
+    """Make the move of an opponent. An error that an illegal move has caused names the opponent."""
+    try:
         state.apply(action)
+    except UserError:
+        raise
+    except Exception as error:
+        legal = state.legal()
+        if action in legal:
+            raise
+        raise UserError(
+            f"the opponent {opponent} made the move {action!r}, which is not legal: legal are "
+            f"{', '.join(legal)}"
+        ) from error
 
 
 class _Reply(NamedTuple):
@@ -276,7 +303,7 @@ def _finish(
 def final_score(environment: Environment, state: State, seat: int, ending: Ending) -> float:
     """The score of an episode by its ending: the turn limit scores 0 unless it is a forfeit."""
     if ending == "finished":
-        return state.scores()[seat]
+        return score_of(state, seat)
     lost = ending == "illegal" and environment.forfeits_at_limit()
     return environment.forfeit_score if lost else 0.0
 

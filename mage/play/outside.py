@@ -8,7 +8,7 @@ from mage.agent.agent import episode_text, illegal_text, read_action
 from mage.config.errors import UserError
 from mage.environments.base import Environment, State
 from mage.opponents.base import Opponent, find, meet, move_rng
-from mage.play.episode import final_score, find_ending, recap_text
+from mage.play.episode import apply_move, check_seat, final_score, find_ending, recap_text
 from mage.types import Ending, Split, Task
 
 
@@ -94,9 +94,11 @@ class OutsidePlay:
 
     def _let_opponent_move(self) -> None:
         while (mover := self.state.turn()) is not None and mover != self.task.seat:
+            check_seat(self.environment, self.state, mover)
             assert self.opponent is not None, "a world with one agent has one seat"
             rng = move_rng(self.task, self.environment, len(self.scores), self.moves)
-            self.state.apply(self.opponent.act(self.state, mover, rng))
+            move = self.opponent.act(self.state, mover, rng)
+            apply_move(self.state, move, self.task.opponent)
             self.moves += 1
 
     def _finish(self, ending: Ending) -> str:

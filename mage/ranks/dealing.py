@@ -16,7 +16,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from mage.config.sections import ReturnOptions
-from mage.credit.advantages.base import Estimator
+from mage.credit.advantages.base import Estimator, estimate_all
 from mage.credit.samples import compute_all_returns
 from mage.ranks.ranks import Ranks
 from mage.types import Completion, Credit, Member, MetaEpisode, Return, Task, Turn, TurnRef
@@ -121,7 +121,7 @@ def share_credit(
     """Credit of the members of all ranks: advantages equal those of one process."""
     returns = compute_all_returns(metas, options)
     gathered = ranks.gather([replace(one, turn=_without_tokens(one.turn)) for one in returns])
-    everyone = list(estimate(sorted(chain(*gathered), key=_place)))
+    everyone = estimate_all(estimate, sorted(chain(*gathered), key=_place))
     found = {_key(credit.source.where): credit for credit in everyone}
     own = [replace(found[_key(one.where)], source=one) for one in returns]
     return SharedCredit(own, everyone, counted=everyone if ranks.is_main else [])

@@ -77,7 +77,7 @@ def import_ray() -> Any:
     except ImportError:
         raise UserError(
             "a Ray cluster needs the package ray, which is not installed: "
-            'pip install "mage-rl[ray]"'
+            "pip install '.[ray]' in the checkout of MAGE"
         ) from None
 
 

@@ -31,7 +31,6 @@ from mage.run_folder.files import (
     Json,
     RunError,
     append_line,
-    cannot,
     file_digest,
     parse_lines,
     read_json,
@@ -49,7 +48,7 @@ from mage.run_folder.files import (
 )
 from mage.run_folder.links import refuse_devices, refuse_links
 from mage.run_folder.update_lines import UpdateLines
-from mage.run_folder.versions import versions
+from mage.run_folder.versions import OWN_CODE, own_code, versions
 from mage.types import MetaEpisode
 
 _META_EPISODE = TypeAdapter(MetaEpisode)
@@ -90,7 +89,10 @@ class RunFolder:
         except OSError as error:
             if path.is_dir() and any(path.iterdir()):  # another process was faster
                 raise _exists(path) from None
-            raise cannot("create", path, error) from None
+            raise RunError(
+                f"cannot create {path}: {error.strerror or error}. Choose another folder for runs, "
+                "as in --runs FOLDER, or free some disk space"
+            ) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return cls(path, recipe)
@@ -103,6 +105,8 @@ class RunFolder:
         text = recipe.toml().encode()
         digest = hashlib.sha256(text).hexdigest()
         facts = {_RECIPE: digest, _FORFEIT: recipe.environment().forfeit_score}
+        if code := own_code(recipe.toml()):
+            facts[OWN_CODE] = code
         write_sealed(path / "versions.json", versions() | facts)
         if job:
             write_json(path / LAUNCH, {"job": job})

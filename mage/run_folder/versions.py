@@ -1,16 +1,21 @@
 """The versions of the software that a run uses, so that others can repeat the run."""
 
 import platform
+import re
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import mage
+from mage.config.menus import foreign_packages
+from mage.run_folder.files import file_digest
 
 _NAMES = "torch transformers tokenizers safetensors numpy pydantic open_spiel"
 _PACKAGES = tuple(_NAMES.split())
 RUN_FORMAT = 2  # since 2 the files of a run carry checksums
+OWN_CODE = "code_sha256"  # in versions.json: the checksums of the user's own code
 
 
 def versions() -> dict[str, Any]:
@@ -38,6 +43,35 @@ def changed_software(stored: Mapping[str, Any]) -> list[str]:
     return [
         f"this run began with {', '.join(changed)}: its further figures may differ by rounding "
         "from those of a run without a break"
+    ]
+
+
+def own_code(recipe: str) -> dict[str, str]:
+    """The SHA-256 of the user's code that a recipe names, by module: whole packages, as loaded."""
+    packages = foreign_packages & {*re.findall(r"[^\W\d]\w*(?=\.)", recipe)}
+    files = {
+        name: Path(getattr(module, "__file__", None) or "")
+        for name, module in sorted(sys.modules.items())
+        if name.partition(".")[0] in packages
+    }
+    return {name: file_digest(path) for name, path in files.items() if path.is_file()}
+
+
+def changed_code(stored: Mapping[str, Any], recipe: str) -> list[str]:
+    """One line if the user's code is not that with which the run began; else none.
+
+    Runs of old versions do not know their code.
+    """
+    before, now = stored.get(OWN_CODE), own_code(recipe)
+    if not isinstance(before, dict):
+        return []
+    changed = [name for name in now if before.get(name, now[name]) != now[name]]
+    if not changed:
+        return []
+    shown = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
+    return [
+        f"the code of {shown} has changed since this run began: updates before and after the "
+        "change may not be comparable. Start a new run if the change affects the results"
     ]
 
 

@@ -9,7 +9,7 @@ from mage.config.recipe import Recipe
 from mage.learn import checkpoint
 from mage.models.base import base_folder
 from mage.models.checks import weights_digest
-from mage.run_folder import DamagedError, RunError, RunFolder, read_json
+from mage.run_folder import DamagedError, RunError, RunFolder, read_json, run_of
 from mage.training.memory_plan import Choices
 from mage.training.rivals import rival_digests
 
@@ -42,15 +42,42 @@ def clear_leftovers(folder: RunFolder) -> None:
             prune(folder, read_best(checkpoint.read_state(found.path)))
 
 
+def check_kept(folder: RunFolder) -> None:
+    """Refuse a run whose checkpoints were deleted, before anything is written; see `check_start`.
+
+    The caller holds the lock.
+    """
+    checkpoint.recover(folder.checkpoints)
+    if not folder.is_finished and not checkpoint.newest_first(folder.checkpoints):
+        check_start(folder)
+
+
+def check_start(folder: RunFolder) -> None:
+    """Refuse to begin at update 0, over the records of later updates.
+
+    Update 0 is saved before update 1 is recorded, so a run that has not reached its first
+    checkpoint has no metrics.
+    """
+    if updates := folder.count_updates():
+        again = f"mage train {run_of(folder.path) / 'recipe.toml'} --run.name=NAME"
+        raise DamagedError(
+            f"{folder.path} has metrics of {updates} update{'s' if updates > 1 else ''}, but "
+            f"{folder.checkpoints} holds no whole checkpoint: training would begin at update 0 "
+            f"again. Nothing was changed. Restore the checkpoints from a copy, or start a new run: "
+            f"{again}. To repeat these updates in this folder, first move metrics.jsonl and "
+            "metrics.sha256 out of it"
+        )
+
+
 def check_progress(folder: RunFolder, update: int, evaluations: Sequence[str]) -> None:
     """Verify the files that the checkpoint of `update` depends on."""
     try:
         folder.check_progress(update, evaluations)
     except DamagedError as error:
         raise DamagedError(
-            f"{error}\nRestore the file from a copy. Without a copy, move the damaged file and "
-            f"the checkpoints out of {folder.path}: training then repeats these updates "
-            "with the same results."
+            f"{error}\nRestore the file from a copy. Without a copy, move the damaged file, "
+            f"metrics.jsonl, metrics.sha256 and the checkpoints out of {folder.path}: training "
+            "then repeats these updates with the same results."
         ) from None
 
 

@@ -16,7 +16,7 @@ from mage.ranks.stop import Stopped, StopRequest, StopSignals
 from mage.run_folder import RunFolder, lock_run
 from mage.training.callbacks import Callback, Metrics
 from mage.training.device_errors import explain_device_errors
-from mage.training.resume import clear_leftovers
+from mage.training.resume import check_kept, clear_leftovers
 from mage.training.trainer import Trainer
 from mage.training.warm_start import make_warm_start
 from mage.training.warnings import warmup_line
@@ -48,6 +48,7 @@ def train(
                 if ranks.is_main:  # it may wait for long
                     held.enter_context(lock_run(folder.path, wait=wait_for_lock))
                     clear_leftovers(folder)
+                    check_kept(folder)
             held.enter_context(explain_device_errors(folder))
             if ranks.broadcast(folder.is_finished):
                 return folder.read_summary() if ranks.is_main else {}

@@ -34,7 +34,7 @@ from mage.ranks.ranks import RankLost, Ranks, RanksStopped
 from mage.ranks.stop import Stopped, StopRequest
 from mage.run_folder import RunFolder
 from mage.run_folder.turn_files import TurnMoves
-from mage.run_folder.versions import changed_software
+from mage.run_folder.versions import changed_code, changed_software
 from mage.seeds import derive
 from mage.training.build import build_components
 from mage.training.callbacks import Callback, Metrics
@@ -51,6 +51,7 @@ from mage.training.resume import (
     check_base,
     check_progress,
     check_rivals,
+    check_start,
     find_latest,
     prune,
     read_best,
@@ -103,7 +104,7 @@ class Trainer:
         # The weights are those after update `done`: not during learning, and not after the best
         # weights are loaded.
         self._can_save = True
-        self.warnings = UpdateWarnings()
+        self.warnings = UpdateWarnings(warmed_up=self.recipe.warmup.first)
 
     def _make_league(self) -> LeagueTable | None:
         """The frozen copies of the agent, if they are among the training opponents."""
@@ -129,6 +130,8 @@ class Trainer:
                 self.league.from_state(loaded.state["league"])
         self.components.engine.refresh(self.done)
         if self.ranks.is_main:
+            if found.path is None:
+                check_start(self.folder)
             check_progress(self.folder, self.done, stored)
             self.folder.rewind(self.done)
             if not found.broken:  # a kill may have come before the prune of the last save
@@ -136,12 +139,17 @@ class Trainer:
             self.callback.on_start(self.folder, self.done)
             for figures in self.folder.metrics():
                 self.warnings.check(figures)
-            notes = changed_software(self.folder.read_versions()) if found.path else []
+            notes = self._changed_since_start() if found.path else []
             notes += changed_plan(self._kept_plan, self._plan)
             lines = [*notes, *found.broken, *self.components.warnings]
             self._warn([*lines, *start_warnings(self.recipe)])
             self._seconds = sum(record["total"] for record in self.folder.timing())
         self._ended = self._is_last()
+
+    def _changed_since_start(self) -> list[str]:
+        """Lines about software and code of the user that are not those the run began with."""
+        stored = self.folder.read_versions()
+        return [*changed_software(stored), *changed_code(stored, self.recipe.toml())]
 
     def run(self) -> Metrics:
         """Train to the end, evaluate the best checkpoint on the final panel; the summary."""
@@ -409,7 +417,8 @@ class Trainer:
         found = self.evaluations.select(self.done)
         score = last_score(found)
         if self.done == 0:
-            self._warn(panel_warnings(illegal_share(found.to_json())))
+            illegal = illegal_share(found.to_json())
+            self._warn(panel_warnings(illegal, warmed_up=self.recipe.warmup.first))
         if self.best is None or score > self.best[0]:
             self.best = (score, self.done)
             self._save()

@@ -16,6 +16,11 @@ _TEACH = (
     "Teach the answer format first with `mage warmup` or warmup.first = true, or raise "
     "agent.max_tokens."
 )
+# After a warm-up that was not enough.
+_TEACH_MORE = (
+    "The warm-up before training was not enough: raise warmup.steps or agent.max_tokens, or take a "
+    "larger model (model.path)."
+)
 # Shares above which there is a warning.
 LIMITS = {"illegal_rate": 0.5, "opponent_illegal_rate": 0.5, "flat_groups": 0.8}
 
@@ -40,12 +45,15 @@ def start_warnings(recipe: Recipe) -> list[str]:
 class UpdateWarnings:
     """Judges the metrics of updates. Each kind of warning is given once.
 
+    `warmed_up`: the run has begun with a warm-up (warmup.first).
+
     >>> warnings = UpdateWarnings()
     >>> [len(warnings.check({"illegal_rate": 1.0})) for _ in range(5)]
     [0, 0, 1, 0, 0]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, warmed_up: bool = False) -> None:
+        self.warmed_up = warmed_up
         self.recent = deque[Mapping[str, Any]](maxlen=WINDOW)
         self.given: set[str] = set()
 
@@ -57,7 +65,7 @@ class UpdateWarnings:
             mean = self._mean(name)
             if mean is not None and mean > limit and name not in self.given:
                 self.given.add(name)
-                lines.append(_text(name, mean))
+                lines.append(_text(name, mean, self.warmed_up))
         return lines
 
     def _mean(self, name: str) -> float | None:
@@ -65,13 +73,13 @@ class UpdateWarnings:
         return fmean(values) if len(values) == WINDOW else None
 
 
-def panel_warnings(illegal: float) -> list[str]:
+def panel_warnings(illegal: float, *, warmed_up: bool = False) -> list[str]:
     """A warning if most replies of the first panel are not legal moves."""
     if illegal <= LIMITS["illegal_rate"]:
         return []
     return [
         f"{100 * illegal:.0f} % of the replies on the first panel are not legal moves, so there is "
-        f"little to learn from. Stop the run with Ctrl-C. {_TEACH}"
+        f"little to learn from. Stop the run with Ctrl-C. {_teach(warmed_up)}"
     ]
 
 
@@ -90,7 +98,7 @@ def choice_warnings(recipe: Recipe, chosen_update: int, illegal: float = 0.0) ->
         return [
             "the best checkpoint on the select panel is update 0, so the final figures are those "
             f"of the untrained model, and {100 * illegal:.0f} % of its replies are not legal "
-            f"moves. {_TEACH}"
+            f"moves. {_teach(recipe.warmup.first)}"
         ]
     return [
         "the best checkpoint on the select panel is update 0, so the final figures are those of "
@@ -98,11 +106,15 @@ def choice_warnings(recipe: Recipe, chosen_update: int, illegal: float = 0.0) ->
     ]
 
 
-def _text(name: str, mean: float) -> str:
+def _teach(warmed_up: bool) -> str:
+    return _TEACH_MORE if warmed_up else _TEACH
+
+
+def _text(name: str, mean: float, warmed_up: bool) -> str:
     if name == "illegal_rate":
         return (
             f"{100 * mean:.0f} % of the replies of the last {WINDOW} updates are not legal moves. "
-            f"{_TEACH}"
+            f"{_teach(warmed_up)}"
         )
     if name == "opponent_illegal_rate":
         return (

@@ -5,13 +5,16 @@ A member is compared with the OTHER members only, which keeps the gradient unbia
 arXiv 2402.14740).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, pstdev
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
+from mage.config.errors import UserError
 from mage.types import Credit, Return
 
 Item = TypeVar("Item")
@@ -30,6 +33,45 @@ class Estimator(Protocol):
     """An estimator whose options are already set by the recipe."""
 
     def __call__(self, returns: Sequence[Return]) -> list[Credit]: ...
+
+
+def estimate_all(estimate: Estimator, returns: Sequence[Return]) -> list[Credit]:
+    """The credits of an estimator, checked: one for each return, with a finite advantage."""
+    found: Any = estimate(returns)
+    if fault := _fault(found, returns):
+        function = estimate.func if isinstance(estimate, partial) else estimate
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise UserError(
+            f"the estimator {function.__module__}.{name} returned {fault}: it must return a list "
+            f"with one Credit for each of the {len(returns)} returns, in their order"
+        )
+    return list(found)
+
+
+def _fault(found: Any, returns: Sequence[Return]) -> str | None:
+    """What is wrong with the result of an estimator."""
+    if not isinstance(found, Sequence):
+        return f"{found!r:.60}"
+    if len(found) != len(returns):
+        return f"{len(found)} credits"
+    for row, one in enumerate(found):
+        if not isinstance(one, Credit):
+            return f"{one!r:.60} in row {row}, which is no Credit"
+    finite = [_is_finite(one.advantage) for one in found]
+    if not all(finite):
+        row = finite.index(False)
+        return f"the advantage {found[row].advantage!r} in row {row}, which is no finite number"
+    moved = any(one.source.where is not given.where for one, given in zip(found, returns))
+    if moved and {one.source.where for one in found} != {one.where for one in returns}:
+        return "two credits for one return and none for another"
+    return None
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False
 
 
 def by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
