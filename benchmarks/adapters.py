@@ -25,7 +25,7 @@ from mage.environments.gymnasium import Gymnasium
 from mage.environments.textarena import TextArena
 from mage.environments.tic_tac_toe import TicTacToe
 
-INSTALL = "skipped: pip install 'mage-rl[gymnasium,textarena]'"
+INSTALL = "skipped: pip install '.[gymnasium,textarena]' in the checkout of MAGE"
 Moves = list[list[str]]  # of every game
 
 

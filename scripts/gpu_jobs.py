@@ -121,7 +121,7 @@ class Lease:
     grace: float  # seconds between the request to stop and the kill
     jobs: dict[str, Job] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
-    read_at: int = 0
+    text: bytes | None = None  # of the file when it was last read; empty if there is no file
     stopping: bool = False
 
     def run(self) -> bool:
@@ -143,10 +143,12 @@ class Lease:
 
     def _read(self) -> None:
         """Read the file if it has changed. A fault in it is told; the jobs go on."""
-        changed = self.path.stat().st_mtime_ns if self.path.is_file() else -1
-        if changed == self.read_at:
+        text = b""
+        with contextlib.suppress(OSError):  # `read_jobs` tells what is wrong
+            text = self.path.read_bytes()
+        if text == self.text:
             return
-        first, self.read_at = not self.read_at, changed
+        first, self.text = self.text is None, text
         try:
             found = read_jobs(self.path)
         except UsageError as error:
@@ -299,7 +301,9 @@ def main() -> int:
         return 0 if lease.run() else 1
     except UsageError as error:
         print(error, file=sys.stderr)
-        return 2
+    except OSError as error:  # a folder that cannot be written, or no bash
+        print(f"{error.filename or 'gpu_jobs.py'}: {error.strerror or error}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

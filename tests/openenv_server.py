@@ -50,7 +50,9 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         head = b""
         while b"\r\n\r\n" not in head:
-            head += self.request.recv(65536)
+            if not (more := self.request.recv(65536)):
+                return  # the client closed the connection
+            head += more
         behaviour = head.split(b" ")[1].split(b"/")[1].decode()
         if behaviour == "no_websocket":
             self.request.sendall(b"HTTP/1.1 404 Not Found\r\n\r\n")

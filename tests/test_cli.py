@@ -160,6 +160,9 @@ def test_training_ends_with_table_ceilings_paths_and_the_verdict_of_the_page(tra
 
 
 def test_a_finished_run_is_reported_without_training_an_unfinished_one_with_the_way_on(run, copy):
+    told = call("train --resume", run).stderr
+    assert f"{run} finished at update 3 of 3: nothing is left to train. To train longer" in told
+    assert f"mage train {run}/recipe.toml --run.updates=..." in " ".join(told.split())
     before = (run / "metrics.jsonl").read_bytes()
     for told in (read("train --resume", run), read("report", run)):
         assert (told["finished"], told["updates"]) == (True, 3)
@@ -249,7 +252,12 @@ train small.toml --play.grops=3 | play.grops is unknown (did you mean 'groups'?)
 train small.toml --model.path=/nowhere | has no config.json
 train small.toml --play.groups no | play.groups
 train small.toml two names | --section.option=value
-train small.toml --groups=3 | is not an override
+train small.toml --groups=3 | did you mean --play.groups=3?
+train demo --seed 3 | did you mean --run.seed=3?
+train demo --episodes 3 | did you mean --play.episodes=3 or --evaluate.episodes=3?
+evaluate demo --sise 7 | --sise is not an option (did you mean --size?)
+train demo --runs small.toml | cannot create small.toml/demo-1: Not a directory. Choose another
+warmup demo --out small.toml/warm | --out small.toml/warm: cannot write there
 train demo+react+ | there is no part ''
 train alfworld --environments.data=. | holds no ALFWorld games
 train alfworld --environments.data=gone | gone
@@ -298,7 +306,12 @@ play kuhn_poker | no opponent is given
 play kuhn_poker --against pattern-1 | pattern-1 does not play kuhn_poker
 play kuhn_pokr --against random | did you mean 'kuhn_poker'?
 play kuhn_poker --against random --memory none | --memory has no effect
-play kuhn_poker --against random --sead 3 | --sead is not an option
+play kuhn_poker --against random --sead 3 | --sead is not an option of this command (did you mean
+play demo | To train it: mage train demo. For figures: mage evaluate demo
+play demo+lamer | To train it: mage train demo+lamer
+play small.toml | small.toml is a recipe, not an environment. To play yourself: mage play
+play runs/small-1 | --watch --run runs/small-1. For its figures: mage evaluate runs/small-1
+play kuhn_poker --against random --environments.restat=same | (did you mean 'restart'?)
 play kuhn_poker --against random --json | --json has no effect
 play kuhn_poker --against random --environments.colour=red | --environments.colour is unknown
 play openspiel --against random --environments.game=ludo | OpenSpiel has no game
@@ -685,9 +698,9 @@ def test_a_tree_too_large_for_a_learner_gives_best_responses(monkeypatch):
 
 def test_an_environment_is_compared_with_its_golden_play_through(tmp_path, monkeypatch):
     words = ("check tic_tac_toe --golden", tmp_path, "--games 5")
-    assert "--write creates it" in call(*words).stdout
+    assert "optional: --write stores three random games" in call(*words).stdout
     assert call(*words, "--write").exit_code == 0
-    assert "the play-through equals" in call(*words).stdout
+    assert "three games are equal" in call(*words).stdout
     monkeypatch.setattr(TicTacToe, "rules", lambda self: "Other rules.")
     changed = call(*words)
     assert changed.exit_code == 1

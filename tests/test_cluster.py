@@ -80,7 +80,7 @@ def test_a_missing_package_is_one_message(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     found = CliRunner().invoke(app, ["cluster", "demo", "--runs", str(tmp_path)])
     assert found.exit_code == 2
-    assert 'pip install "mage-rl[ray]"' in found.output
+    assert "pip install '.[ray]' in the checkout of MAGE" in found.output
 
 
 def test_a_letter_that_is_written_in_two_parts_is_shown_whole():

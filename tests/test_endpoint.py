@@ -388,6 +388,17 @@ def test_a_silent_server_gets_a_retry_and_then_an_error():
         ask(engine_at(server, timeout=0.1, retries=1), "Go.")
 
 
+def test_a_silent_server_is_named_once_while_the_program_waits(monkeypatch, capsys):
+    monkeypatch.setattr("mage.engines.endpoint.http._SILENCE", 0.05)
+    with Server(delay=0.3) as server:
+        engine = engine_at(server)
+        assert ask(engine, "Go.") == ask(engine, "Go.") == [scripted_model("Go.")]
+        assert capsys.readouterr().err == (
+            f"waiting for {server.url}/chat/completions: no answer for 0.05 s "
+            "(a request may take 600 s: engines.timeout)\n"
+        )
+
+
 def test_a_truncated_answer_is_requested_again():
     cut = completion("half")
     with at_first(200, cut, Content_Length=str(len(cut) + 9)) as server:

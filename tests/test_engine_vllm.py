@@ -225,7 +225,7 @@ def test_a_model_that_vllm_computes_in_another_way_is_refused(chat, monkeypatch)
 
 def test_a_missing_package_is_one_message(chat, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ValueError, match=r"needs the package vllm.* pip install \"mage-rl\[vllm\]"):
+    with pytest.raises(ValueError, match=r"needs the package vllm.* pip install '\.\[vllm\]'"):
         VllmEngine(make_model(chat), chat)
 
 

@@ -117,7 +117,7 @@ def test_arguments_have_names():
 
 def test_without_the_package_one_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(UserError, match=r"is not installed: pip install 'mage-rl\[gymnasium\]'$"):
+    with pytest.raises(UserError, match=r"pip install '\.\[gymnasium\]' in the checkout of MAGE$"):
         Gymnasium().check_data()
 
 

@@ -123,7 +123,7 @@ def test_without_the_package_one_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     make = worlds._gymnasium_class.__wrapped__  # without its cache
     monkeypatch.setattr(worlds, "_gymnasium_class", make)
-    with pytest.raises(UserError, match=r"pip install 'mage-rl\[gymnasium\]'$"):
+    with pytest.raises(UserError, match=r"pip install '\.\[gymnasium\]' in the checkout of MAGE$"):
         mage.as_gymnasium("kuhn_poker", opponent="random")
 
 

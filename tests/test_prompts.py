@@ -291,6 +291,13 @@ def test_show_prints_the_prompts_of_a_recipe_in_both_styles():
     chat = show("paper_kuhn_poker+ours", "--prompts")
     assert "[system]" in chat
     assert "Game 3 of 3" in chat
+    assert chat.count("You play Kuhn poker") == 1, "the rules are printed once"
+    assert "(as in episode 1, turn 1)" in chat
+
+
+def test_show_prints_the_prompt_of_a_single_turn_once():
+    found = show("roshambo", "--prompts", "--environments.throws=1", "--json")
+    assert [one["title"] for one in json.loads(found)] == ["episode 1, turn 1"]
 
 
 def test_show_prints_prompts_with_the_chat_template_of_the_model():

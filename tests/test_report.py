@@ -251,7 +251,7 @@ def test_without_exact_lines_the_report_shows_success(tmp_path, kuhn_tables):
     write_report(folder)
     run = page_data(folder)["run/run"]
     assert read_run_results(folder).measure.metric == run["measure"] == "success"
-    assert "the success changes by +100.0 %" in run["panels"][0]["verdict"][0]
+    assert "the success changes by +100.0 percentage points" in run["panels"][0]["verdict"][0]
     draws = run["panels"][0]["stages"][0]["overall"]["episodes"][0]["draws"]
     assert draws["value"] == 1.0
 

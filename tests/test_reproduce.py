@@ -1,5 +1,6 @@
 """`mage reproduce`: methods train, plans have equal budgets, a killed reproduction resumes."""
 
+import io
 import json
 import os
 import re
@@ -13,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import Forked, start_mage, wait
+from rich.console import Console, RenderableType
 from toys import meta
 from typer.testing import CliRunner
 
 from mage.agent.chat import Chat
 from mage.cli.main import app
+from mage.cli.terminal.markdown import show_markdown
+from mage.cli.terminal.tables import plain_table
 from mage.cli.verbs.reproduce import read_seeds
 from mage.config.loading import load_recipe
 from mage.evaluation.statistics import Difference, Estimate
@@ -186,6 +190,39 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
     assert "58 runs in" in done.output
     assert re.search(r"about 2:\d\d:\d\d on 2 free cores", done.output)
     assert not (tmp_path / "out").exists()
+
+
+def show_in_window(part: RenderableType, width: int) -> list[str]:
+    text = io.StringIO()
+    Console(file=text, force_terminal=True, color_system=None, width=width).print(part)
+    return [line.rstrip() for line in text.getvalue().splitlines() if line.strip()]
+
+
+def test_a_table_breaks_no_word_and_becomes_paragraphs_in_a_narrow_window():
+    header = ("world", "training episodes", "step_advantage")
+    table = plain_table(header, [("kuhn_poker", "307,200", "0.5")])
+    assert show_in_window(table, 60)[0].split() == [
+        *("world", "training", "episodes", "step_advantage")
+    ]
+    lines = show_in_window(table, 36)
+    assert [line.split() for line in lines[:2]] == [
+        ["training", "step_"],
+        ["world", "episodes", "advantage"],
+    ]
+    assert show_in_window(table, 30) == [
+        "kuhn_poker",
+        "  training episodes 307,200",
+        "  step_advantage 0.5",
+    ]
+
+
+def test_the_terminal_shows_a_page_without_signs_of_markdown():
+    table = "| arm | won |\n| --- | --- |\n| mage | 1 |"
+    page = f"# Title\n\nA **bold** `word`.\n\n{table}\n\n![x](a.svg)\n"
+    lines = [line for part in show_markdown(page) for line in show_in_window(part, 80)]
+    assert lines[:2] == ["Title", "A bold word."]
+    assert [line.split() for line in lines[2:5:2]] == [["arm", "won"], ["mage", "1"]]
+    assert lines[-1] == "picture: a.svg"
 
 
 # --- Running

@@ -61,7 +61,7 @@ def test_the_scale_for_a_cpu_needs_nothing():
 def test_runs_of_the_paper_recipes_with_qwen3_4b_match_the_paper():
     plan = make_plan("table1", scale="paper", model="/models/Qwen3-4B", worlds=GAMES)
     assert {tuple(find_differences(job)) for job in plan.jobs} == {()}
-    assert "a standard error of about four points" in paper_note(plan)
+    assert "a standard error of about four percentage points" in paper_note(plan)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def test_menu_and_recipes_need_no_package():
         "from mage.environments.textarena import TextArena\n"
         "assert not TextArena(game='GuessTheNumber-v0', players=1).multi_agent\n"
         "try: TextArena(game='GuessTheNumber-v0')\n"
-        "except ValueError as error: assert 'mage-rl[textarena]' in str(error)\n"
+        "except ValueError as error: assert '.[textarena]' in str(error)\n"
         "else: raise SystemExit('it was not refused')\n"
         "TextArena().check_data()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith(
-        "textarena is not installed: pip install 'mage-rl[textarena]'"
+        "textarena is not installed: pip install '.[textarena]' in the checkout of MAGE"
     )
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from mage.api.dataset import dataset_rows
 from mage.cli.main import app
+from mage.config.errors import UserError
 from mage.run_folder import RunError, RunFolder
 from mage.run_folder.turn_files import read_credits, write_moves
 from mage.viewer.export import collect, write_file, write_folder
@@ -437,3 +438,12 @@ def test_pipes_and_broken_links_beside_runs_are_ignored(tmp_path):
     (tmp_path / "broken.json").symlink_to("gone")
     found = Library([tmp_path]).get("runs")
     assert ([row["id"] for row in found["runs"]], found["tables"]) == (["one"], [])
+
+
+def test_a_port_in_use_is_one_message():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--port {port} cannot be used \(Address already in"):
+            Server(Library([]), port)

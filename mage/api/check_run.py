@@ -14,7 +14,7 @@ from mage.run_folder.files import reading, verify_checksums
 from mage.run_folder.links import refuse_links
 from mage.run_folder.turn_files import read_credits, read_moves
 from mage.training.league import FOLDER, check_copy, read_copies
-from mage.training.resume import check_base, read_best
+from mage.training.resume import check_base, check_start, read_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,8 @@ def _notes(folder: RunFolder) -> Iterator[str]:
         newest = checkpoint.latest(folder.checkpoints).path
         where = "its start" if newest is None else f"update {checkpoint.update_of(newest)}"
         again = f"mage train --resume {run_of(folder.path)}"
-        yield f"the run is not finished: {again} continues from {where}"
+        lost = () if newest else tuple(_fault(check_start, folder))
+        yield from lost or (f"the run is not finished: {again} continues from {where}",)
     patterns = (".*.tmp", ".*.partial", ".*.deleted")
     found = (path for pattern in patterns for path in folder.path.rglob(pattern))
     for path in sorted(path for path in found if path.exists()):

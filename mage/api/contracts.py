@@ -30,7 +30,7 @@ def compare_golden(environment: Environment, path: Path) -> list[str]:
         (f"line {number} was {a!r} and is {b!r}" for number, (a, b) in pairs if a != b),
         "they differ in line ends",
     )
-    return [f"the play-through differs from {path}: {where}"]
+    return [f"three games differ from those stored in {path}: {where}"]
 
 
 def write_golden(environment: Environment, path: Path) -> None:

@@ -29,7 +29,7 @@ class ShownPrompt:
 
 
 def show_prompts(recipe: Recipe, template: bool = False) -> list[ShownPrompt]:
-    """The first turn, the request for a reflection, and a later turn with memory.
+    """The first turn, the request for a reflection, and a later turn with memory, if they differ.
 
     `template`: also as text with the chat template of the recipe's model, which must be here.
     """
@@ -57,8 +57,9 @@ def _prompts(recipe: Recipe, chat: Chat) -> Iterator[tuple[str, tuple[int, ...]]
         if turn.kind == "reflect" and turn.where.episode == 1:
             yield "reflection after episode 1", turn.turn.prompt_ids
     last = _last(plays)
-    place = f"episode {last.where.episode + 1}, turn {last.where.index + 1}"
-    yield place, last.turn.prompt_ids
+    if last is not plays[0]:  # with one episode of one turn they are the same
+        place = f"episode {last.where.episode + 1}, turn {last.where.index + 1}"
+        yield place, last.turn.prompt_ids
 
 
 def _last(plays: Sequence[Demonstration]) -> Demonstration:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mage.agent.agent import system_text
 from mage.config.errors import UserError
-from mage.config.menus import find_item
+from mage.config.options import make_item
 from mage.environments.base import SEATS, Environment
 from mage.play.outside import OutsidePlay, check_opponent
 from mage.seeds import derive
@@ -20,7 +20,7 @@ _LONGEST = 100_000  # characters of a text space
 def make_world(environment: str | Environment, options: dict[str, Any]) -> Environment:
     """The environment with its options, checked."""
     if isinstance(environment, str):
-        found = find_item("environments", environment).model_validate(options)
+        found = make_item("environments", environment, options)
     elif options:
         raise UserError("options have no effect on an environment that is made already")
     else:
@@ -61,7 +61,9 @@ def _gymnasium_class() -> Any:
     try:
         import gymnasium
     except ImportError:
-        raise UserError("gymnasium is not installed: pip install 'mage-rl[gymnasium]'") from None
+        raise UserError(
+            "gymnasium is not installed: pip install '.[gymnasium]' in the checkout of MAGE"
+        ) from None
 
     class MageText(gymnasium.spaces.Space[str]):
         """Any text; a sample is a legal move of the running episode."""

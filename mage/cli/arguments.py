@@ -1,7 +1,9 @@
 """Options and arguments that several commands share, and their JSON output."""
 
 import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -9,6 +11,8 @@ from pydantic import ValidationError
 
 from mage.api.menus import names
 from mage.cli.terminal import UsageError
+from mage.config.describe import describe_sections
+from mage.config.errors import did_you_mean, nearest
 from mage.config.menus import find_item
 from mage.environments.base import SEATS, Environment
 from mage.opponents.base import find, fitting
@@ -37,12 +41,18 @@ World = Annotated[
 ]
 
 
-def split_words(first: str | None, others: Sequence[str]) -> tuple[str | None, list[str]]:
+def split_words(
+    first: str | None, others: Sequence[str], command: Any = None
+) -> tuple[str | None, list[str]]:
     """The name and the overrides of a command line, in any order.
 
-    `--learn.lr=0.1` and `--learn.lr 0.1` mean the same.
+    `--learn.lr=0.1` and `--learn.lr 0.1` mean the same. `command` is the one that was called.
     """
     words = _join_values([word for word in (first, *others) if word is not None])
+    for place, word in enumerate(words):
+        option = word.partition("=")[0]
+        if option.startswith("-") and "." not in option and option != "--stages":
+            raise _unknown_option(word, words[place + 1 :], command)
     names = [word for word in words if not word.startswith("-")]
     if len(names) > 1:
         raise UsageError(
@@ -64,6 +74,30 @@ def _join_values(words: Sequence[str]) -> list[str]:
     return joined
 
 
+def _unknown_option(word: str, behind: Sequence[str], command: Any) -> UsageError:
+    """The message for an option that neither the command nor the recipe has.
+
+    It suggests an option of the command, or one of the recipe with its section. The value may be
+    the first of the words `behind`.
+    """
+    option, equals, value = word.partition("=")
+    sections = [(name, key) for name, (_, keys) in describe_sections().items() for key in keys]
+    close = nearest(option, [*_options_of(command), *(f"--{key}" for _, key in sections)])
+    if close is not None and close not in _options_of(command):
+        if not equals:
+            value = next((one for one in behind[:1] if one[:1].isdigit()), "...")
+        found = [f"--{name}.{key}={value}" for name, key in sections if f"--{key}" == close]
+        close = " or ".join(found)
+    advice = "--help lists the options of the command; an option of the recipe is "
+    meant = f" (did you mean {close}?)" if close else ""
+    return UsageError(f"{option} is not an option{meant}. {advice}--section.option=value.")
+
+
+def _options_of(command: Any) -> list[str]:
+    """The options of a command, as they are written."""
+    return [name for one in getattr(command, "params", ()) for name in one.opts if name[0] == "-"]
+
+
 def need_recipe(name: str | None, advice: str = "") -> str:
     """The name of the recipe; an error if none is given."""
     if name is None:
@@ -73,14 +107,17 @@ def need_recipe(name: str | None, advice: str = "") -> str:
     return name
 
 
-def read_world(first: str, others: Sequence[str]) -> tuple[str, dict[str, str]]:
+def read_world(
+    first: str, others: Sequence[str], command: Any = None
+) -> tuple[str, dict[str, str]]:
     """The name of an environment or opponent and the options `--environments.KEY=VALUE`."""
     section = "--environments."
     for word in (first, *others):
         if word.startswith("-") and not word.startswith(section):
+            meant = did_you_mean(word.partition("=")[0], _options_of(command))
             raise UsageError(
-                f"{word} is not an option of this command. --help lists them; an option of the "
-                f"environment is {section}key=value."
+                f"{word} is not an option of this command{meant}. --help lists them; an option of "
+                f"the environment is {section}key=value."
             )
     name, words = split_words(first, others)
     if name is None:
@@ -110,7 +147,8 @@ def make_environment(name: str, options: dict[str, str]) -> Environment:
         key = ".".join(map(str, fault["loc"]))
         if fault["type"] == "extra_forbidden":
             raise UsageError(
-                f"--environments.{key} is unknown. {name} has {', '.join(kind.model_fields)}."
+                f"--environments.{key} is unknown{did_you_mean(key, kind.model_fields)}. "
+                f"{name} has {', '.join(kind.model_fields)}."
             ) from None
         given = {key: fault["input"]} if key else options
         shown = " ".join(f"--environments.{one}={value}" for one, value in given.items())
@@ -139,6 +177,19 @@ def find_seat(world: Environment, seat: Seat) -> int:
 
 def make_notes(keep: str) -> "Memory":
     return find_item("memory", "notes")(keep=keep)
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Raise an error if this file or folder cannot be made, before the work for it begins."""
+    here = next(one for one in path.absolute().parents if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=here):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path}: cannot write there ({here}: {error.strerror}). "
+            f"Name another place with {flag}."
+        ) from None
 
 
 def print_json(value: Any) -> None:

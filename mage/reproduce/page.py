@@ -173,11 +173,14 @@ def _against_bounds(arm: ArmResult, result: WorldResult) -> str:
 
 
 def show(found: Estimate, measure: MeasureName, signed: bool = False) -> str:
-    """`+0.213 [+0.190, +0.236]`, or `41.2 % [37.0, 45.6]`; differences of rates are in points."""
+    """`+0.213 [+0.190, +0.236]`, or `41.2 % [37.0, 45.6]`.
+
+    Differences of rates are in percentage points.
+    """
     if measure == "score":
         return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
     sign = "+" if signed else ""
-    unit = "points" if signed else "%"
+    unit = "percentage points" if signed else "%"
     low, high = 100 * found.low, 100 * found.high
     return f"{100 * found.value:{sign}.1f} {unit} [{low:{sign}.1f}, {high:{sign}.1f}]"
 

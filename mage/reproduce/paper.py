@@ -104,5 +104,5 @@ def paper_note(plan: Plan) -> str:
         )
     return (
         "The paper's figures are for Qwen3-4B, 128 tasks, one run: a standard error of about four "
-        "points. What still differs from the paper's experiment: docs/differences.md."
+        "percentage points. What still differs from the paper's experiment: docs/differences.md."
     )

@@ -18,10 +18,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from mage.config.errors import UserError
 from mage.viewer.export import STATIC, TYPES, page_html, to_json
 from mage.viewer.library import Library
 
 HOST = "127.0.0.1"
+LAST_PORT = 65535
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -110,7 +112,15 @@ class Server:
     def __init__(self, library: Library, port: int = 0) -> None:
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind((HOST, port))
+        try:
+            self.socket.bind((HOST, port))
+        except OSError as error:
+            self.socket.close()
+            other = port + 1 if port < LAST_PORT else port - 1
+            raise UserError(
+                f"--port {port} cannot be used ({error.strerror}): name another one, as in "
+                f"--port {other}, or leave it out to use any free port"
+            ) from None
         self.socket.listen()
         self.port = int(self.socket.getsockname()[1])
         self.token = secrets.token_urlsafe(16)

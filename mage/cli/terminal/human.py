@@ -20,9 +20,10 @@ from mage.agent.tool_process import answer_call
 from mage.agent.tools import Tool, ToolLimits, read_tools
 from mage.cli.terminal import console as make_console
 from mage.engines.base import run
-from mage.environments.base import SEATS, Environment, State
+from mage.environments.base import SEATS, Environment, State, score_of
 from mage.opponents.base import Knowledge, Opponent, meet, move_rng
 from mage.play import PlaySetup, play_meta_episode
+from mage.play.episode import apply_move, check_seat
 from mage.types import Episode, MetaEpisode, Task, Turn
 
 _KEYS = "type a move, ? to list the legal moves, q to quit"
@@ -45,7 +46,7 @@ def play_person(environment: Environment, task: Task, games: int, console: Conso
         for number in range(games):
             _head(console, f"game {number + 1} of {games}")
             state = _play_game(environment, task, number, console)
-            scores.append(state.scores()[task.seat])
+            scores.append(score_of(state, task.seat))
             if not environment.multi_agent:  # in games of two the recap shows the last position
                 _say(console, state.observe(task.seat))
             _say(console, state.recap(task.seat), style="bold")
@@ -59,6 +60,7 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
     state, moves = environment.start(environment.episode_seed(task.seed, number)), 0
     tools = read_tools(environment.tools())
     while (mover := state.turn()) is not None:
+        check_seat(environment, state, mover)
         mine = mover == task.seat
         action = (
             _ask_move(state, mover, console, tools, environment.episode_seed(task.seed, number))
@@ -67,7 +69,10 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
         )
         if not mine and not state.hides_moves:
             _say(console, f"opponent: {action}", style="dim")
-        state.apply(action)
+        if mine:
+            state.apply(action)
+        else:
+            apply_move(state, action, task.opponent)
         moves += 1
     return state
 

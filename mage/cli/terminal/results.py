@@ -147,7 +147,7 @@ def comparison_table(comparison: Comparison, title: str) -> RenderableType:
         (str(one.episode), *_difference(one.score), *_difference(one.success, percent=True))
         for one in comparison.episodes
     ]
-    return plain_table(("episode", "score", "p", "success, points", "p"), rows, title)
+    return plain_table(("episode", "score", "p", "success, percentage points", "p"), rows, title)
 
 
 def _difference(found: Difference, percent: bool = False) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.config.errors import ConfigError, did_you_mean
 from mage.config.menus import FILES, MENUS, find_item, menu, without_foreign_code
+from mage.config.returned import IncompleteClass
 from mage.environments.base import Environment, check
 from mage.opponents.base import Opponent, find, known
 
@@ -86,10 +87,15 @@ def check_item(
     ] = None,
     games: Annotated[int, typer.Option(min=1, help="Number of random games.")] = 50,
     folder: Annotated[
-        Path, typer.Option("--golden", metavar="FOLDER", help="Folder of the golden play-throughs.")
+        Path,
+        typer.Option("--golden", metavar="FOLDER", help="Folder of stored games to compare with."),
     ] = Path("tests/golden"),
     write: Annotated[
-        bool, typer.Option("--write", help="Write the environment's golden play-through.")
+        bool,
+        typer.Option(
+            "--write",
+            help="Store three games of the environment. Later checks report every change in them.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +104,7 @@ def check_item(
     The exit code is 1 if there is a fault. Options of the environment are
     --environments.key=value.
     """
-    name, options = read_world(name, ctx.args)
+    name, options = read_world(name, ctx.args, ctx.command)
     if (Path(name) / "recipe.toml").is_file() or ("/" in name and Path(name).is_dir()):
         from mage.api.check_run import check_path
 
@@ -114,8 +120,7 @@ def check_item(
         _show_verdict(name, "environment", *found, as_json)
     if write:
         raise UsageError(
-            f"--write has no effect: {name} is an opponent. "
-            "Only environments have a golden play-through."
+            f"--write has no effect: {name} is an opponent. Only games of environments are stored."
         )
     assert opponent is not None, "an environment has ended the command"
     worlds = [environment] if environment else _plays(opponent)
@@ -156,6 +161,8 @@ def _find_outside(name: str) -> Opponent | None:
     """An item of another package: None for an environment, else the opponent."""
     try:
         find_item("environments", name)
+    except IncompleteClass:
+        raise
     except ConfigError:
         return find(name)
     return None
@@ -169,18 +176,19 @@ def _check_environment(world: Environment, path: Path, games: int, write: bool) 
     faults = check(world, games, remarks=remarks) + check_tools(world)
     if write:
         write_golden(world, path)
-        return faults, [*remarks, f"wrote the golden play-through {path}"]
+        return faults, [*remarks, f"stored three games in {path}; later checks compare with them"]
     if not path.is_file():
         return faults, [
             *remarks,
-            f"there is no golden play-through {path} yet. --write creates it.",
+            "optional: --write stores three random games as text; later checks then report every "
+            f"change in what a player sees and scores (there is no {path} yet)",
         ]
     changed = compare_golden(world, path)
     return faults + changed, [
         *remarks,
         "if the change is intended, run again with --write"
         if changed
-        else f"the play-through equals {path}",
+        else f"three games are equal to those in {path}",
     ]
 
 

@@ -73,7 +73,7 @@ def show_ceilings(
     the environment are --environments.key=value, or --key=value.
     """
     words = _own_options([environment, *ctx.args])
-    environment, options = read_world(words[0], words[1:])
+    environment, options = read_world(words[0], words[1:], ctx.command)
     options |= {} if throws is None else {"throws": str(throws)}
     world = make_environment(environment, options)
     if not world.multi_agent:

@@ -54,7 +54,7 @@ def cluster(
             f"--gpus {gpus:g}: ranks of a cluster cannot share a GPU. Use a whole number, or 0 to "
             "train on CPUs. On one machine `mage train` with run.workers lets ranks share a GPU."
         )
-    name, overrides = split_words(recipe, ctx.args)
+    name, overrides = split_words(recipe, ctx.args, ctx.command)
     if resume is None:
         need_recipe(name, "To continue a run, use --resume RUN.")
     if name is not None:

@@ -42,7 +42,7 @@ def credit(
     [returns] and [advantages] of the recipe decide. Any option of the recipe can be changed with
     --section.option=value. The format of the file is described in docs/credit.md.
     """
-    _, overrides = split_words(None, ctx.args)
+    _, overrides = split_words(None, ctx.args, ctx.command)
     chosen = load_recipe(recipe, overrides)
     found: list[tuple[int, list[RowCredit]]] = []
     state: dict[str, float] = {}  # lines are updates: running baselines continue
@@ -83,7 +83,7 @@ def _print_table(found: Sequence[tuple[int, Sequence[RowCredit]]]) -> None:
         for row in rows
     ]
     if len(rows) <= MOST_IN_TABLE:
-        console().print(plain_table((*PLACE, *FIGURES, *parts), rows, group=3))
+        console().print(plain_table((*PLACE, *FIGURES, *parts), rows, group=3, head=len(PLACE)))
         return
     for row in ((*PLACE, *FIGURES, *parts), *rows):
         typer.echo("  ".join(f"{cell:>{WIDTH}}" for cell in row))

@@ -1,7 +1,6 @@
 """`mage evaluate`: the figures of an agent on a fixed panel."""
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mage.cli import evaluate_tables as more_tables
-from mage.cli.arguments import OVERRIDES, AsJson, Control, make_notes, print_json, split_words
+from mage.cli.arguments import (
+    OVERRIDES,
+    AsJson,
+    Control,
+    check_writable,
+    make_notes,
+    print_json,
+    split_words,
+)
 from mage.cli.terminal import PIPE, UsageError, console, say
 from mage.run_folder import RunFolder
 from mage.types import Split, Task
@@ -112,7 +119,7 @@ def evaluate(
 
     Any option of the recipe can be changed with --section.option=value.
     """
-    name, overrides = split_words(what, ctx.args)
+    name, overrides = split_words(what, ctx.args, ctx.command)
     changes: dict[str, dict[str, int]] = {"evaluate": {"episodes": episodes}} if episodes else {}
     stored = Path(compare) if compare and compare.endswith((".jsonl", ".jsonl.gz")) else None
     chosen = [one for one in (name, compare if stored is None else None) if one is not None]
@@ -302,11 +309,7 @@ def _check_files(stored: Path | None, tasks: Path | None) -> None:
         raise UsageError(f"--tasks {tasks}: there is no folder {tasks.parent}.")
     if os.path.lexists(tasks):
         raise UsageError(f"--tasks {tasks}: the file exists already. Delete it or name a new file.")
-    try:
-        with tempfile.TemporaryFile(dir=tasks.parent):
-            pass
-    except OSError as error:
-        raise UsageError(f"--tasks {tasks}: cannot write there ({error.strerror}).") from None
+    check_writable("--tasks", tasks)
 
 
 def _check_exists(name: str) -> None:

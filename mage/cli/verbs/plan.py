@@ -18,6 +18,7 @@ from mage.training.plan_advice import advice
 from mage.training.speed_estimates import learned_tokens, played_tokens
 
 verbs = typer.Typer()
+_LEAST_ESTIMATED = 100e6  # parameters; the speed of smaller models was not measured
 # The parts that only one phase needs.
 _ONE_PHASE = {
     **{"gradients": "learn", "activations": "learn"},
@@ -59,7 +60,7 @@ def plan(
     Play and learning take turns: the key/value pool is freed while the model learns. Options of
     the recipe can be changed with --section.option=value.
     """
-    _, overrides = split_words(None, ctx.args)
+    _, overrides = split_words(None, ctx.args, ctx.command)
     chosen = load_recipe(recipe, overrides)
     stages = chosen.in_stages() or {"": chosen}
     named = {name: model or stage.model.path for name, stage in stages.items()}
@@ -92,8 +93,8 @@ def _figures(plan: MemoryPlan, memory: float) -> dict[str, Any]:
         "slots": plan.slots,
         "micro_tokens": plan.micro_tokens,
         "recompute": plan.recompute,
-        "play_tokens_per_second": played_tokens(plan),
-        "learn_tokens_per_second": learned_tokens(plan),
+        "play_tokens_per_second": played_tokens(plan) if _has_estimate(plan) else None,
+        "learn_tokens_per_second": learned_tokens(plan) if _has_estimate(plan) else None,
         "reasons": list(plan.reasons),
         "advice": [str(one) for one in advice(plan)],
     }
@@ -122,12 +123,24 @@ def _print(plan: MemoryPlan, memory: float, model: str, stage: str) -> None:
     for line in (
         f"chosen: {', '.join(choices)}",
         *(f"  {reason}" for reason in plan.reasons),
-        f"expected on an H200: {played_tokens(plan):,.0f} generated tokens/s in play, "
-        f"{learned_tokens(plan):,.0f} computed tokens/s in learning",
+        _speed(plan),
         _verdict(plan.fits, bool(ways)),
         *(f"  {one}" for one in ways),
     ):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _has_estimate(plan: MemoryPlan) -> bool:
+    return plan.shape.parameters >= _LEAST_ESTIMATED
+
+
+def _speed(plan: MemoryPlan) -> str:
+    if not _has_estimate(plan):
+        return "expected speed: not estimated (only for models of at least 100 M parameters)"
+    return (
+        f"expected on an H200: {played_tokens(plan):,.0f} generated tokens/s in play, "
+        f"{learned_tokens(plan):,.0f} computed tokens/s in learning"
+    )
 
 
 def _verdict(fits: bool, has_advice: bool) -> str:

@@ -23,6 +23,8 @@ from mage.cli.arguments import (
     read_world,
 )
 from mage.cli.terminal import UsageError, console, say
+from mage.config.loading import is_environment, load_recipe, read_stored
+from mage.config.menus import find_item, is_foreign, menu, without_foreign_code
 from mage.environments.base import Environment
 from mage.opponents.base import find
 from mage.types import MetaEpisode, Task
@@ -73,7 +75,8 @@ def play(
 
     Options of the environment are --environments.key=value.
     """
-    environment, options = read_world(environment, ctx.args)
+    environment, options = read_world(environment, ctx.args, ctx.command)
+    _refuse_recipe(environment)
     of_agent = {"--run": run, "--memory": memory, "--model": model}
     world = make_environment(environment, options)
     _check_play(world, against, watch, as_json, of_agent)
@@ -103,6 +106,36 @@ def play(
         played = human.watch_agent(setup, task, console(quiet=as_json))
         if as_json:
             print_json(_transcript(played))
+
+
+def _refuse_recipe(name: str) -> None:
+    """A run or a recipe is no environment: say which command does what the user may want."""
+    path = Path(name) / "recipe.toml"
+    if path.is_file():
+        with without_foreign_code():
+            world = read_stored(path).environments.name
+        own, other = _play_of(world), f"{_play_of(world)} --watch --run {name}"
+        advice = f"To watch its agent: {other}. For its figures: mage evaluate {name}"
+    elif name.endswith(".toml") or _is_recipe(name):
+        own = _play_of(load_recipe(name).environments.name)
+        advice = f"To train it: mage train {name}. For figures: mage evaluate {name}"
+    else:
+        return
+    what = "run" if path.is_file() else "recipe"
+    raise UsageError(f"{name} is a {what}, not an environment. To play yourself: {own}. {advice}")
+
+
+def _is_recipe(name: str) -> bool:
+    """Whether a name is a recipe, perhaps with parts, and no environment."""
+    first = name.split("+")[0]
+    is_named = first in dict(menu("recipes")) or (name != first and is_environment(first))
+    return is_named and name not in dict(menu("environments"))
+
+
+def _play_of(world: str) -> str:
+    """The command that plays an environment."""
+    has_opponents = not is_foreign(world) and find_item("environments", world).multi_agent
+    return f"mage play {world}{' --against random' if has_opponents else ''}"
 
 
 def _check_play(

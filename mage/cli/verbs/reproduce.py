@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from mage.cli.arguments import OVERRIDES, split_words
 from mage.cli.terminal import UsageError, console
+from mage.cli.terminal.markdown import show_markdown
 from mage.cli.terminal.tables import plain_table
 from mage.config.errors import EXIT_STOPPED
 from mage.reproduce import scales, tables
@@ -104,7 +106,7 @@ def reproduce(
     from mage.reproduce.paper import find_missing
     from mage.reproduce.plan import make_plan, pin_models
 
-    _, overrides = split_words(None, ctx.args)
+    _, overrides = split_words(None, ctx.args, ctx.command)
     plan = make_plan(
         table,
         scale=scale,
@@ -226,7 +228,7 @@ def _show_plan(plan: "Plan", out: Path, size: int, ranks: int) -> None:
     rows = [(*_plan_row(jobs, done), *more) for jobs, more in zip(of_arms, cells, strict=True)]
     err = console(stderr=True)
     title = f"{plan.name}: {plan.table.title}"
-    err.print(plain_table((*_PLAN_COLUMNS, *columns), rows, title, group=1))
+    err.print(plain_table((*_PLAN_COLUMNS, *columns), rows, title, group=1, head=2))
     first = f"{len(plan.jobs)} runs in {out / 'runs'}, {len(left)} to do; {notes[0]}"
     for line in (first, *notes[1:]):
         err.print(line, markup=False, soft_wrap=True)
@@ -316,8 +318,10 @@ def _write(plan: "Plan", out: Path) -> None:
 
     page, table, figures = write_page(plan, out)
     more = write_exploration(plan, out) if plan.name == "exploration" else []
+    shown = console()
     for text in (table, *more[:1]):
-        console().print(text.read_text("utf-8"), markup=False, soft_wrap=True)
+        for part in show_markdown(text.read_text("utf-8")):
+            shown.print(part, soft_wrap=isinstance(part, Text) and not shown.is_terminal)
     titles = {"page": page, "table": table, "figures": figures}
     titles |= dict(zip(("search", "values", "picture"), more, strict=False))
     for title, path in titles.items():

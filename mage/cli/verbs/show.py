@@ -38,9 +38,9 @@ def show(
     with --section.option=value. Stages are listed with the options that they change.
 
     --prompts plays a short scripted game and prints its prompts: the first turn, the request for a
-    reflection, and a later turn with memory.
+    reflection, and a later turn with memory. Messages that were printed before are not repeated.
     """
-    given, overrides = split_words(recipe, ctx.args)
+    given, overrides = split_words(recipe, ctx.args, ctx.command)
     name = need_recipe(given)
     if template and not prompts:
         raise UsageError("--template belongs to --prompts. Add --prompts, or leave it out.")
@@ -77,7 +77,7 @@ def _show_prompts(name: str, overrides: Sequence[str], template: bool, as_json: 
     if as_json:
         print_json([asdict(one) for one in found])
         return
-    out = console()
+    out, printed = console(), dict[tuple[str, str], str]()  # messages, and where they were printed
     for one in found:
         out.rule(one.title, align="left")
         if one.text is not None:
@@ -85,7 +85,10 @@ def _show_prompts(name: str, overrides: Sequence[str], template: bool, as_json: 
             continue
         for role, text in one.messages:
             out.print(Text(f"[{role}]", style="bold"))
-            out.print(Text(text), soft_wrap=True)
+            there = printed.get((role, text))
+            again = Text(f"(as in {there})", style="dim")
+            out.print(Text(text) if there is None else again, soft_wrap=True)
+        printed = dict.fromkeys(one.messages, one.title) | printed
 
 
 def _row(option: str, one: Option) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Group
 
 from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
-from mage.cli.terminal import UsageError, console
+from mage.cli.terminal import UsageError, console, say
 from mage.config.errors import EXIT_STOPPED
 from mage.config.loading import load_recipe, title_of
 from mage.config.menus import without_foreign_code
@@ -42,7 +42,7 @@ def train(
 
     Any option of the recipe can be changed with --section.option=value.
     """
-    name, overrides = split_words(recipe, ctx.args)
+    name, overrides = split_words(recipe, ctx.args, ctx.command)
     if resume is not None and (name or overrides):
         given = " ".join(filter(None, (name, *overrides)))
         raise UsageError(f"--resume uses the run's own recipe: leave out {given}")
@@ -62,6 +62,7 @@ def train(
             _train(folder, is_new=resume is None)
         else:
             _clear(RunFolder.open(folder.path))
+            say(_tell_finished(RunFolder.open(folder.path)))
     _report(RunFolder.open(folder.path), as_json)
 
 
@@ -83,12 +84,26 @@ def _open_to_resume(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
     found = checkpoint.latest(folder.checkpoints)
     if found.broken:
+        moved = f"metrics.jsonl, metrics.sha256 and the checkpoints out of {folder.path}"
         rest = "the run restarts from its first update"
         if found.path:
+            moved = f"the broken checkpoints out of {folder.checkpoints}"
             rest = f"the run continues from {found.path.name}"
-        moved = f"Move the broken checkpoints out of {folder.checkpoints}; then {rest}."
-        raise UsageError("\n".join([*found.broken, f"Nothing was changed. {moved}"]))
+        advice = f"Nothing was changed. Move {moved}; then {rest}."
+        raise UsageError("\n".join([*found.broken, advice]))
     return RunFolder.open_whole(path)
+
+
+def _tell_finished(folder: RunFolder) -> str:
+    """That a run has ended, and how to train longer."""
+    run, path = folder.recipe.run, run_of(folder.path)
+    done = len(folder.metrics())
+    option = "minutes" if run.minutes is not None and done < run.updates else "updates"
+    return (
+        f"{path} finished at update {done} of {run.updates}: nothing is left to train. To train "
+        f"longer, begin a new run: mage train {path / 'recipe.toml'} --run.{option}=... "
+        "--run.name=NAME"
+    )
 
 
 def _clear(folder: RunFolder) -> None:

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mage.cli.arguments import OVERRIDES, AsJson, RecipeName, need_recipe, print_json, split_words
+from mage.cli.arguments import (
+    OVERRIDES,
+    AsJson,
+    RecipeName,
+    check_writable,
+    need_recipe,
+    print_json,
+    split_words,
+)
 from mage.cli.terminal import UsageError, console
 from mage.cli.terminal.tables import plain_table
 from mage.config.loading import load_recipe, title_of
@@ -36,7 +44,7 @@ def warmup(
     The section [warmup] of the recipe has the options. Any option of the recipe can be changed with
     --section.option=value.
     """
-    name, overrides = split_words(recipe, ctx.args)
+    name, overrides = split_words(recipe, ctx.args, ctx.command)
     name = need_recipe(name)
     target = out or Path("runs") / f"{title_of(name)}-warm"
     if target.exists():
@@ -44,6 +52,7 @@ def warmup(
             f"{target} exists already. Choose another folder with --out, or remove it."
         )
     chosen = load_recipe(name, overrides)
+    check_writable("--out", target)
     found = _warm_up(chosen, target)
     kept = [word for word in overrides if not word.startswith(("--model.", "--warmup."))]
     command = " ".join(["mage train", name, *kept, f"--model.path={target}"])

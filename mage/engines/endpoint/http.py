@@ -8,8 +8,10 @@ the key would be sent to the new address.
 
 import asyncio
 import email.utils
+import math
 import os
 import ssl
+import sys
 import threading
 import time
 import weakref
@@ -30,6 +32,7 @@ PATIENCE = 600.0  # longest Retry-After that is obeyed, in seconds
 KEPT = "All answers so far are stored: the same command continues from there"
 LARGEST_ANSWER = 16 << 20  # bytes
 _SHORT = 10.0  # seconds for the list of models
+_SILENCE = 10.0  # seconds without any answer after which a line says what is awaited
 _TEMPORARY = (408, 409, 425, 429)
 _NO_KEY = "it needs a key: name the environment variable that holds it in engines.key_env"
 _HEADERS = {
@@ -81,6 +84,7 @@ class Client:
             limits=httpx.Limits(max_keepalive_connections=0),
         )
         self._stopped, self._why = asyncio.Event(), ""
+        self._heard, self._told = -math.inf, False  # when the server last began an answer
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=_serve, args=(self.loop,), daemon=True, name="endpoint").start()
         weakref.finalize(self, self.loop.call_soon_threadsafe, self.loop.stop)
@@ -99,6 +103,25 @@ class Client:
 
         `on_lost` is called after every attempt that was sent and got no answer.
         """
+        notice = self.loop.call_later(_SILENCE, self._tell_wait)
+        try:
+            return await self._post(body, seed, on_lost)
+        finally:
+            notice.cancel()
+
+    def _tell_wait(self) -> None:
+        """Say once that nothing comes from the server: it may not be one, or be very slow."""
+        if self._told or time.monotonic() - self._heard < _SILENCE:
+            return
+        self._told = True
+        with suppress(OSError):
+            sys.stderr.write(
+                f"waiting for {self.url}: no answer for {_SILENCE:g} s "
+                f"(a request may take {self.timeout:g} s: engines.timeout)\n"
+            )
+            sys.stderr.flush()
+
+    async def _post(self, body: bytes, seed: int, on_lost: Callable[[], None]) -> bytes:
         for attempt in range(self.retries + 1):
             if self._why:
                 raise EndpointError(self._why)
@@ -181,6 +204,7 @@ class Client:
             method, url, content=body, extensions={"trace": note}
         ) as response:
             self.reached = self.reached or body is not None
+            self._heard = time.monotonic()
             async for part in response.aiter_raw():
                 data += part
                 if len(data) > LARGEST_ANSWER:
