@@ -144,7 +144,7 @@ def test_a_file_that_another_package_hides_is_named(two_labs, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "base", "missing"),
     [
-        ("environments", "mage.environments.base.Environment", r"instance\(\), rules\(\) and start"),
+        ("environments", "mage.environments.base.Environment", r"rules\(\) and start"),
         ("opponents", "mage.opponents.base.Opponent", "policy"),
         ("memory", "mage.memory.base.Memory", r"open\(\) and reflects"),
     ],
