@@ -20,6 +20,7 @@ PROGRAMS = (
     "steps",
     "products",
     "busy",
+    "formats",
 )
 
 

@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import adapters, busy, generate, host, packing, paper_scale, prefixes, trl, vllm
+from benchmarks import (
+    adapters,
+    busy,
+    formats,
+    generate,
+    host,
+    packing,
+    paper_scale,
+    prefixes,
+    trl,
+    vllm,
+)
 from benchmarks.measure import Comparison, Skipped, compare, take_turns
 from benchmarks.workload import make_recipe, play
 from mage.config.loading import change_recipe
@@ -77,6 +88,15 @@ def test_a_share_is_the_mean_of_the_samples_between_two_times():
     sampler.samples = [(1.0, 0.2), (2.0, 0.4), (3.0, 0.6), (4.0, 1.0)]
     assert sampler.share((2.0, 3.5)) == pytest.approx(0.5)
     assert sampler.share((5.0, 6.0)) is None
+
+
+def test_formats_with_fewer_bits_have_larger_errors():
+    found = {one["inputs"]: one["mean"] for one in formats.measure("embedded", 160)}
+    exact, *rough = found.values()
+    assert 0 < exact < min(rough)
+    numbers = torch.linspace(-3, 3, 100)[None]
+    for kind, most in ((formats.in_int8, 3 / 127), (formats.in_e4m3, 3 / 14)):
+        assert float((kind(numbers) - numbers).abs().max()) <= most / 2 * 1.01
 
 
 def test_a_shared_key_is_counted_once():

@@ -76,7 +76,7 @@ def find_item(folder: str, name: str) -> Any:
         return stand_in(folder, name.rpartition(".")[2])
     module, attribute = _import_item(folder, name)
     item = _contained(module, folder) if attribute is None else getattr(module, attribute, None)
-    if isinstance(item, type) and _fits(item, folder) and is_foreign(name):
+    if isinstance(item, type) and _fits(item, folder) and not name.startswith("mage."):
         returned.refuse_incomplete(item)
     if item is None or not _fits(item, folder) or inspect.isabstract(item):
         expected = "function estimate"
