@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import pyspiel
 import pytest
 from pydantic import ValidationError
@@ -198,3 +199,26 @@ def test_a_deleted_option_leaves_the_digest_as_it_was(world, digest):
     """Values of 17 November 2026, before options went: rows of older runs can be compared."""
     options = {"tagger": "bundled"} if world == "webshop" else {}
     assert find_item("environments", world)(**options).digest() == digest
+
+
+class Half(State):
+    """A class that leaves methods to its subclasses."""
+
+
+class Whole(CorridorState):
+    """Its scores are an array."""
+
+    def scores(self) -> Any:
+        return numpy.array([1.0])
+
+
+def test_scores_may_be_an_array_and_unfinished_classes_may_have_other_bases():
+    assert float(Whole(3, 0).scores()[0]) == 1.0
+    with pytest.raises(UserError, match=r"the class Listed in .* has no methods anchor\(\), "):
+        type("Listed", (Half, list), {"__module__": __name__})()
+    finished = {name: CorridorState.__dict__.get(name) for name in Half.__abstractmethods__}
+    listed: Any = type("Filled", (Half, list), {"__module__": __name__, **finished})
+    assert listed([1, 2]) == [1, 2]
+    bare: Any = type("Bare", (Half,), {"__module__": __name__, **finished})
+    with pytest.raises(TypeError, match="takes no arguments"):
+        bare(5)

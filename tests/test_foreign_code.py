@@ -134,6 +134,14 @@ def test_a_package_of_the_current_folder_comes_before_an_installed_one(two_labs,
     assert len(sys.path) == len(before) + 1
 
 
+def test_files_of_the_current_folder_never_come_before_installed_packages(two_labs, monkeypatch):
+    """A copy on PYTHONPATH comes first in `sys.path`, so the message names both."""
+    monkeypatch.setattr(sys, "path", [sys.path[-1], *sys.path[:-1]])
+    with pytest.raises(ConfigError, match=r"lab_twice is in two places: .*installed.*here"):
+        find_item("environments", "lab_twice.own")
+    assert sys.path[-1] == str(Path.cwd())
+
+
 def test_a_file_that_another_package_hides_is_named(two_labs, tmp_path):
     """Python prefers a package with an `__init__.py`, whatever comes first."""
     (tmp_path / "here" / "lab_twice" / "__init__.py").unlink()

@@ -15,6 +15,7 @@ from mage.environments.kuhn_poker import DEALS, KuhnPoker
 from mage.environments.tic_tac_toe import TicTacToe
 from mage.opponents.base import Opponent, Population, allocate, find, known
 from mage.play.episode import apply_move
+from tests.corridor import CorridorState
 
 NAMES = ["random", "pattern-0", "pattern-5", "biased-centre-2", "biased-corner-0.5", "mcts-10"]
 
@@ -182,5 +183,21 @@ def test_wrong_return_types_of_an_own_opponent_are_one_line():
 
 
 def test_an_illegal_move_of_an_opponent_is_one_line():
-    with pytest.raises(UserError, match=r"the opponent bot made the move 'fold', which is not leg"):
-        apply_move(KuhnPoker().start(0), "fold", "bot")
+    with pytest.raises(UserError, match=r"opponent Wrong made the move 'fold', which is not legal"):
+        apply_move(KuhnPoker().start(0), "fold", Wrong())
+
+
+class BreaksAfterMove(CorridorState):
+    """It removes the move from the legal ones, and fails then."""
+
+    def legal(self) -> tuple[str, ...]:
+        return () if self.place else ("left",)
+
+    def apply(self, action: str) -> None:
+        self.place = 1
+        raise KeyError("a fault of the environment")
+
+
+def test_an_error_of_the_environment_does_not_name_the_opponent():
+    with pytest.raises(KeyError, match="a fault of the environment"):
+        apply_move(BreaksAfterMove(3, 0), "left", Wrong())

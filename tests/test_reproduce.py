@@ -216,6 +216,16 @@ def test_a_table_breaks_no_word_and_becomes_paragraphs_in_a_narrow_window():
     ]
 
 
+def test_cells_of_a_page_may_be_empty_or_hold_a_bar():
+    page = "| a | b |\n|---|---|\n| x \\| y | |\n| 1 |\n"
+    lines = [line for part in show_markdown(page) for line in show_in_window(part, 80)]
+    assert [line.split() for line in lines if line.strip(" ─")] == [
+        ["a", "b"],
+        ["x", "|", "y"],
+        ["1"],
+    ]
+
+
 def test_the_terminal_shows_a_page_without_signs_of_markdown():
     table = "| arm | won |\n| --- | --- |\n| mage | 1 |"
     page = f"# Title\n\nA **bold** `word`.\n\n{table}\n\n![x](a.svg)\n"

@@ -82,6 +82,11 @@ def _unknown_option(word: str, behind: Sequence[str], command: Any) -> UsageErro
     """
     option, equals, value = word.partition("=")
     sections = [(name, key) for name, (_, keys) in describe_sections().items() for key in keys]
+    if keys := [key for name, key in sections if f"--{name}" == option]:
+        return UsageError(
+            f"{option} is a section of the recipe: write {option}.OPTION=VALUE. Its options are "
+            f"{', '.join(keys)}."
+        )
     close = nearest(option, [*_options_of(command), *(f"--{key}" for _, key in sections)])
     if close is not None and close not in _options_of(command):
         if not equals:

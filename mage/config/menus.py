@@ -10,6 +10,7 @@ import itertools
 import os
 import re
 import sys
+import sysconfig
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -186,19 +187,25 @@ def _import(name: str) -> ModuleType:
 
 
 def _add_current_folder(package: str) -> None:
-    """Make a package of the current folder importable, before packages of the same name elsewhere.
+    """Make a package of the current folder importable, before another checkout of the same name.
 
-    Otherwise the folder is last, so that its files do not replace installed packages.
+    The folder is behind all installed packages, so that its files do not replace them.
     """
     here = os.getcwd()
-    if package not in sys.stdlib_module_names and _holds_package(here, package):
-        places = [place or here for place in sys.path]
-        holders = (at for at, place in enumerate(places) if _holds_package(place, package))
-        first = next(holders, len(places))
-        if here not in places[: first + 1]:
-            sys.path.insert(first, here)
-    elif here not in sys.path:
-        sys.path.append(here)
+    places = [place or here for place in sys.path]
+    installed = max((at for at, place in enumerate(places) if _is_installed(place)), default=-1)
+    later = range(installed + 1, len(places))
+    first = next((at for at in later if _holds_package(places[at], package)), len(places))
+    if not _holds_package(here, package):
+        first = len(places)
+    if here not in places[: first + 1]:
+        sys.path.insert(first, here)
+
+
+def _is_installed(place: str) -> bool:
+    """Whether an entry of `sys.path` holds the standard library or installed packages."""
+    folders = ("site-packages", "dist-packages", "lib-dynload")
+    return Path(place).name in folders or place == sysconfig.get_path("stdlib")
 
 
 def _holds_package(place: str, package: str) -> bool:
@@ -212,7 +219,7 @@ def _refuse_another_file(module: ModuleType) -> None:
     path = Path.cwd().joinpath(*module.__name__.split("."))
     own = next(filter(Path.is_file, (path / "__init__.py", path.with_suffix(".py"))), None)
     used = getattr(module, "__file__", None) or "the standard library"
-    if own is None or Path(used).resolve() == own.resolve():
+    if own is None or Path(used).resolve().parent == own.resolve().parent:  # or a compiled file
         return
     raise ConfigError(
         f"{module.__name__} is in two places: Python has imported {used}, but the current folder "

@@ -7,7 +7,7 @@ is covered, a call costs one `isinstance` more, and classes of this package cost
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -42,8 +42,10 @@ def _is_no_bool(value: Any) -> bool:
     return value is not True and value is not False
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
-    """Whether there are values, and all are numbers."""
+def _are_numbers(values: Any) -> bool:
+    """Whether there are values, and all are numbers: a tuple, a list or an array."""
+    if not isinstance(values, (tuple, list)) and not hasattr(values, "__array__"):
+        return False
     for one in values:
         if not isinstance(one, (int, float, Real)):
             return False
@@ -61,7 +63,7 @@ MAPPING = Returns((dict, Mapping), "a mapping (dict)")
 LIST = Returns((tuple, list), "a tuple or list")
 LIST_OR_NONE = Returns((tuple, list, NoneType), "a tuple or list, or None")
 SCORES = Returns(
-    (tuple, list),
+    object,
     "a tuple with one number for each seat, such as (1.0,)",
     _are_numbers,
 )
@@ -82,9 +84,14 @@ def one_of(*words: str) -> Returns:
     return Returns(str, f"one of {', '.join(map(repr, words))}", lambda found: found in words)
 
 
+def is_outside(kind: type) -> bool:
+    """Whether a class comes from outside of this package."""
+    return kind.__module__.partition(".")[0] != "mage"
+
+
 def check_class(kind: type, contract: Mapping[str, Returns]) -> None:
     """Check what the methods of a class of the user return, and that none is missing."""
-    if kind.__module__.partition(".")[0] == "mage":
+    if not is_outside(kind):
         return
     if _missing(kind) and getattr(kind, "__new__") is object.__new__:  # noqa: B009 (for mypy)
         kind.__new__ = _make_whole  # type: ignore[assignment]
@@ -118,6 +125,12 @@ def _missing(kind: type) -> list[str]:
 def _make_whole(kind: type[Made], *args: Any, **options: Any) -> Made:
     """The `__new__` of a class with abstract methods, and of classes that add them."""
     refuse_incomplete(kind)
+    makers = (one.__new__ for one in kind.__mro__ if "__new__" in vars(one))
+    make: Any = next(one for one in makers if one is not _make_whole)
+    if make is not object.__new__:  # of another base, such as list
+        return make(kind, *args, **options)  # type: ignore[no-any-return]
+    if (args or options) and kind.__init__ is object.__init__:  # type: ignore[misc]
+        raise TypeError(f"{kind.__name__}() takes no arguments")
     return object.__new__(kind)
 
 

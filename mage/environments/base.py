@@ -570,7 +570,7 @@ def _shown(environment: Environment, state: State) -> dict[str, object]:
 
 def _worded(wording: Wording, state: State, seat: int | None) -> dict[str, object]:
     """What the agent sees in the words of a user's own `Wording`."""
-    if type(wording).__module__.partition(".")[0] == "mage":
+    if not returned.is_outside(type(wording)):
         return {}
     viewer = 0 if seat is None else seat
     worded: dict[str, object] = {"Wording.task()": wording.task(viewer)}

@@ -12,6 +12,7 @@ from mage.agent.history import Prompt
 from mage.agent.styles import open_dialogue, style_of
 from mage.agent.turns import take_turn
 from mage.config.errors import UserError
+from mage.config.returned import is_outside
 from mage.environments.base import Environment, State, score_of
 from mage.memory.base import Memory
 from mage.opponents.base import Opponent, meet, move_rng
@@ -150,9 +151,10 @@ async def _let_opponent_move(
     while (mover := state.turn()) is not None and mover != ref.task.seat:
         check_seat(setup.environment, state, mover)
         rng = move_rng(ref.task, setup.environment, ref.number, len(moves))
-        action = await setup.meet(ref.task).think(state, mover, rng)
+        opponent = setup.meet(ref.task)
+        action = await opponent.think(state, mover, rng)
         moves.append(Move(mover, action))
-        apply_move(state, action, ref.task.opponent)
+        apply_move(state, action, opponent)
 
 
 def check_seat(environment: Environment, state: State, mover: int) -> None:
@@ -164,19 +166,24 @@ def check_seat(environment: Environment, state: State, mover: int) -> None:
         )
 
 
-def apply_move(state: State, action: str, opponent: str) -> None:
-    """Make the move of an opponent. An error that an illegal move has caused names the opponent."""
+def apply_move(state: State, action: str, opponent: Opponent) -> None:
+    """Make the move of an opponent.
+
+    If the environment fails at an illegal move of a user's opponent, the error names the opponent.
+    Free text (`read`) is not compared with the legal moves.
+    """
+    may_fault = is_outside(type(opponent)) and type(state).read is State.read
+    legal = state.legal() if may_fault else (action,)
     try:
         state.apply(action)
     except UserError:
         raise
     except Exception as error:
-        legal = state.legal()
         if action in legal:
             raise
         raise UserError(
-            f"the opponent {opponent} made the move {action!r}, which is not legal: legal are "
-            f"{', '.join(legal)}"
+            f"the opponent {type(opponent).__name__} made the move {action!r}, which is not legal: "
+            f"legal are {', '.join(legal)}"
         ) from error
 
 

@@ -98,7 +98,7 @@ class OutsidePlay:
             assert self.opponent is not None, "a world with one agent has one seat"
             rng = move_rng(self.task, self.environment, len(self.scores), self.moves)
             move = self.opponent.act(self.state, mover, rng)
-            apply_move(self.state, move, self.task.opponent)
+            apply_move(self.state, move, self.opponent)
             self.moves += 1
 
     def _finish(self, ending: Ending) -> str:

@@ -47,7 +47,7 @@ def changed_software(stored: Mapping[str, Any]) -> list[str]:
 
 
 def own_code(recipe: str) -> dict[str, str]:
-    """The SHA-256 of the user's code that a recipe names, by module: whole packages, as loaded."""
+    """The SHA-256 of the user's code that a recipe names, by module: files of loaded modules."""
     packages = foreign_packages & {*re.findall(r"[^\W\d]\w*(?=\.)", recipe)}
     files = {
         name: Path(getattr(module, "__file__", None) or "")

@@ -61,18 +61,15 @@ def _play_game(environment: Environment, task: Task, number: int, console: Conso
     tools = read_tools(environment.tools())
     while (mover := state.turn()) is not None:
         check_seat(environment, state, mover)
-        mine = mover == task.seat
-        action = (
-            _ask_move(state, mover, console, tools, environment.episode_seed(task.seed, number))
-            if mine
-            else meet(task).act(state, mover, move_rng(task, environment, number, moves))
-        )
-        if not mine and not state.hides_moves:
-            _say(console, f"opponent: {action}", style="dim")
-        if mine:
-            state.apply(action)
+        if mover == task.seat:
+            seed = environment.episode_seed(task.seed, number)
+            state.apply(_ask_move(state, mover, console, tools, seed))
         else:
-            apply_move(state, action, task.opponent)
+            opponent = meet(task)
+            action = opponent.act(state, mover, move_rng(task, environment, number, moves))
+            if not state.hides_moves:
+                _say(console, f"opponent: {action}", style="dim")
+            apply_move(state, action, opponent)
         moves += 1
     return state
 

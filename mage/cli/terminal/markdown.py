@@ -26,13 +26,16 @@ def show_markdown(page: str) -> Iterator[RenderableType]:
         lines = list(group)
         if is_table and len(lines) > 2:
             header, _, *rows = map(_cells, lines)
-            yield plain_table(header, rows)
+            width = len(header)
+            yield plain_table(header, [[*row, *[""] * width][:width] for row in rows])
         else:
             yield from map(_line, lines)
 
 
 def _cells(line: str) -> list[str]:
-    return [_plain(cell.strip()) for cell in line.strip().strip("|").split("|")]
+    inner = line.strip().removeprefix("|").removesuffix("|")
+    cells = re.split(r"(?<!\\)\|", inner)  # `\|` is a bar inside of a cell
+    return [_plain(cell.strip().replace("\\|", "|")) for cell in cells]
 
 
 def _line(line: str) -> Text:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -44,7 +45,7 @@ class _Plain:
         columns = list(zip(*self.rows, strict=True))
         named = list(zip(self.header, columns, strict=True))
         widths = _fit(
-            [max(map(len, (name, *cells))) for name, cells in named],
+            [max(map(cell_len, (name, *cells))) for name, cells in named],
             [max(map(_longest_word, (_can_break(name), *cells))) for name, cells in named],
             options.max_width - GAP * len(columns),
         )
@@ -52,7 +53,7 @@ class _Plain:
             yield from self._paragraphs(options.max_width)
             return
         pairs = zip(self.header, widths, strict=True)
-        names = [name if len(name) <= width else _can_break(name) for name, width in pairs]
+        names = [name if cell_len(name) <= width else _can_break(name) for name, width in pairs]
         yield self._table(names, widths)
 
     def _table(self, header: Sequence[str], widths: Sequence[int] | None = None) -> Table:
@@ -60,14 +61,15 @@ class _Plain:
         for number, name in enumerate(header):
             figures = all(row[number][:1] in "+-0123456789" for row in self.rows)
             made.add_column(
-                name,
+                Text(name),
                 justify="right" if figures and self.rows else "left",
                 overflow="fold",
                 width=None if widths is None else widths[number],
             )
-        for row, following in zip(self.rows, [*self.rows[1:], None], strict=True):
+        for number, row in enumerate(self.rows):
             cells = map(Text, row)  # plain text: brackets must not be read as markup
-            ends = following is not None and row[: self.group] != following[: self.group]
+            following = self.rows[number + 1 : number + 2]
+            ends = any(row[: self.group] != one[: self.group] for one in following)
             made.add_row(*cells, end_section=ends)
         return made
 
@@ -92,7 +94,7 @@ def _can_break(name: str) -> str:
 
 
 def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+    return max(map(cell_len, text.split()), default=0)
 
 
 def _fit(wanted: Sequence[int], least: Sequence[int], room: int) -> list[int] | None:
@@ -119,7 +121,7 @@ def _pack(items: Sequence[str], width: int) -> Iterator[str]:
     line = ""
     for item in items:
         longer = f"{line}; {item}" if line else item
-        if line and len(longer) > width:
+        if line and cell_len(longer) > width:
             yield line
             line = item
         else:

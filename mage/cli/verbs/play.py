@@ -110,6 +110,8 @@ def play(
 
 def _refuse_recipe(name: str) -> None:
     """A run or a recipe is no environment: say which command does what the user may want."""
+    if name in dict(menu("environments")):
+        return
     path = Path(name) / "recipe.toml"
     if path.is_file():
         with without_foreign_code():
@@ -128,8 +130,7 @@ def _refuse_recipe(name: str) -> None:
 def _is_recipe(name: str) -> bool:
     """Whether a name is a recipe, perhaps with parts, and no environment."""
     first = name.split("+")[0]
-    is_named = first in dict(menu("recipes")) or (name != first and is_environment(first))
-    return is_named and name not in dict(menu("environments"))
+    return first in dict(menu("recipes")) or (name != first and is_environment(first))
 
 
 def _play_of(world: str) -> str:

@@ -55,7 +55,7 @@ def _fault(found: Any, returns: Sequence[Return]) -> str | None:
     if len(found) != len(returns):
         return f"{len(found)} credits"
     for row, one in enumerate(found):
-        if not isinstance(one, Credit):
+        if not isinstance(one, Credit) or not isinstance(one.source, Return):
             return f"{one!r:.60} in row {row}, which is no Credit"
     finite = [_is_finite(one.advantage) for one in found]
     if not all(finite):
@@ -70,7 +70,7 @@ def _fault(found: Any, returns: Sequence[Return]) -> str | None:
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except TypeError:
+    except (TypeError, OverflowError):
         return False
 
 

@@ -103,15 +103,17 @@ class Client:
 
         `on_lost` is called after every attempt that was sent and got no answer.
         """
-        notice = self.loop.call_later(_SILENCE, self._tell_wait)
+        notice = self.loop.create_task(self._tell_wait(time.monotonic()))
         try:
             return await self._post(body, seed, on_lost)
         finally:
             notice.cancel()
 
-    def _tell_wait(self) -> None:
+    async def _tell_wait(self, began: float) -> None:
         """Say once that nothing comes from the server: it may not be one, or be very slow."""
-        if self._told or time.monotonic() - self._heard < _SILENCE:
+        while (left := max(began, self._heard) + _SILENCE - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        if self._told:
             return
         self._told = True
         with suppress(OSError):
