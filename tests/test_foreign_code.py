@@ -103,6 +103,13 @@ def test_own_code_beside_the_runs_still_plays(tmp_path):
     assert folder.forfeit_score() == recipe.environment().forfeit_score
 
 
+def test_the_forfeit_score_may_be_a_number_of_numpy(tmp_path):
+    more = "    @property\n    def forfeit_score(self):\n        return numpy.float32(-0.5)\n"
+    (tmp_path / "lab_numpy.py").write_text(f"import numpy\n{OWN}{more}")
+    recipe = load_recipe("kuhn_poker", ["--environments.name=lab_numpy.Own"])
+    assert RunFolder.create(tmp_path / "run", recipe).forfeit_score() == -0.5
+
+
 def test_a_link_into_a_run_folder_is_refused(tmp_path):
     run = RunFolder.create(tmp_path / "run", load_recipe("kuhn_poker"))
     (run.path / "trick.py").write_text(OWN)

@@ -104,7 +104,7 @@ class RunFolder:
             (path / folder).mkdir()
         text = recipe.toml().encode()
         digest = hashlib.sha256(text).hexdigest()
-        facts = {_RECIPE: digest, _FORFEIT: recipe.environment().forfeit_score}
+        facts = {_RECIPE: digest, _FORFEIT: float(recipe.environment().forfeit_score)}
         if code := own_code(recipe.toml()):
             facts[OWN_CODE] = code
         write_sealed(path / "versions.json", versions() | facts)

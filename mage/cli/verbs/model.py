@@ -181,7 +181,7 @@ def _row(one: Model) -> tuple[str, ...]:
     return (
         one.name,
         f"{one.parameters / 1e6:,.1f} M",
-        f"{one.bytes / 1e6:,.0f} MB",
+        f"{one.bytes / 1e6:,.{0 if one.bytes >= 1e7 else 1}f} MB",
         one.dtype,
         one.origin or "ships with MAGE",
         str(one.folder),
