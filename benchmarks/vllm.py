@@ -2,12 +2,12 @@
 
     python -m benchmarks.vllm --out vllm.json                     # on a GPU with vLLM
     python -m benchmarks.vllm --models 4b --formats model,int8    # 8-bit keys as well
-    python -m benchmarks.vllm --models FOLDER --sides ours,vllm   # a model with real weights
+    python -m benchmarks.vllm --models qwen2.5-1.5b --sides ours,vllm   # real weights
     python -m benchmarks.vllm --models tiny                       # a test on a CPU
 
 Models have random weights in the shapes of SmolLM2-135M, Qwen3-0.6B and Qwen3-4B (bfloat16), or are
-folders. No token ends a reply, so both sides write the same number of tokens. Prompts are random
-and have no common prefix; prefill is part of the time; both sides return the logprob of every
+named. No token ends a reply, so both sides write the same number of tokens. Prompts are random and
+have no common prefix; prefill is part of the time; both sides return the logprob of every
 sampled token. vLLM runs with the defaults of `vllm.LLM`, which include its prefix cache,
 compilation and CUDA graphs, and without detokenisation. Keys and values in 8 bits (`int8`) are
 `kv_cache_dtype="fp8"` there. Each side runs in its own process, so both have the whole GPU. An
@@ -43,6 +43,7 @@ from mage.config.loading import load_recipe
 from mage.config.recipe import Recipe
 from mage.engines.local import LocalEngine
 from mage.engines.vllm import VllmEngine
+from mage.models.base import find_model
 from mage.models.loading import load_model
 from mage.models.shapes import PRESETS, ModelShape
 from mage.play import play_groups
@@ -293,7 +294,9 @@ def table(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--models", default="135m,0.6b,4b", help=f"folders, {', '.join(SHAPES)}")
+    parser.add_argument(
+        "--models", default="135m,0.6b,4b", help=f"names or folders of models, {', '.join(SHAPES)}"
+    )
     parser.add_argument("--formats", default="model", help=", ".join(FORMATS))
     parser.add_argument("--rounds", type=int, default=3, help="rounds of a case")
     parser.add_argument("--seconds", type=float, default=1500.0, help="time limit of the run")
@@ -320,7 +323,7 @@ def main(words: Sequence[str] | None = None) -> None:
     end, failures, records = time.monotonic() + given.seconds, list[str](), list[dict[str, Any]]()
     for model in given.models.split(","):
         with tempfile.TemporaryDirectory(dir=fast_folder()) as scratch:
-            folder = Path(scratch) if model in SHAPES else Path(model)
+            folder = Path(scratch) if model in SHAPES else find_model(model)
             if model in SHAPES:
                 write_model(SHAPES[model], folder)
                 _free()
