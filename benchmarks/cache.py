@@ -94,7 +94,12 @@ def random_model(shape: ModelShape, kind: Any, config: Any) -> PreTrainedModel:
 
 def make_engine(model: PreTrainedModel, chat: Chat, name: str, **sizes: int) -> LocalEngine:
     """An engine with a format of FORMATS."""
-    options: dict[str, Any] = {"run_ahead": True, "cache": FORMATS[name][0], **sizes}
+    options: dict[str, Any] = {
+        "run_ahead": True,
+        "cache": FORMATS[name][0],
+        "drafts": 0,
+        **sizes,
+    }
     return LocalEngine(model, chat, **options)
 
 

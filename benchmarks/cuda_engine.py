@@ -57,6 +57,7 @@ def measure(size: Size | None = None) -> Iterator[Comparison | str]:
         slots=max(size.batch, *size.batches),
         context=size.prompt + 2 * size.new,
         run_ahead=True,
+        drafts=0,  # replies of random weights repeat nothing
     )
     yield from _against_generate(model, engine, size)
     yield from _against_the_floor(engine, size)

@@ -112,8 +112,9 @@ def measure_ours(model: str, folder: Path, rounds: int, kind: str) -> Iterator[d
     for case in cases_of(model):
         context = case.prompt + case.reply + 1
         engine = LocalEngine(
-            network, chat, slots=case.count, context=context, cache=FORMATS[kind][0]
-        )
+            network, chat, slots=case.count, context=context, cache=FORMATS[kind][0],
+            drafts=0,  # replies of random weights repeat nothing
+        )  # fmt: skip
 
         def work(asked: list[Request], engine: LocalEngine = engine) -> int:
             engine.refresh(0)

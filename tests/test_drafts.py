@@ -35,7 +35,7 @@ from benchmarks import drafts as benchmark
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
-from mage.engines.drafts import LONGEST, PAYS, PROBE, RECENT, ROWS, Drafts, propose
+from mage.engines.drafts import LONGEST, PAYS, PROBE, RECENT, ROWS, Drafts, propose, usual_number
 from mage.engines.gpu import reference_ops
 from mage.engines.gpu.state import DeviceState
 from mage.engines.local import LocalEngine
@@ -382,3 +382,12 @@ def test_the_benchmark_measures_steps_and_play(tmp_path):
     assert record["part"] == "play"
     assert record["steps_saved"] > 0
     assert 0 < record["accepted"] < 1
+
+
+def test_the_default_is_drafts_for_small_models_on_a_gpu_only(llama, chat):
+    device = {name: torch.device(name) for name in ("cpu", "cuda")}
+    small, large = 135_000_000, 4_000_000_000
+    assert usual_number(small, device["cuda"]) == 4
+    assert usual_number(large, device["cuda"]) == 0
+    assert usual_number(small, device["cpu"]) == 0, "results on a CPU stay the same"
+    assert LocalEngine(llama, chat, slots=2, context=32).drafts.number == 0

@@ -151,7 +151,7 @@ def make_pair(kind: str, **changes: Any) -> tuple[PreTrainedModel, PreTrainedMod
 def test_the_gpu_gives_the_replies_of_the_cpu_also_after_a_change_of_weights(kind):
     chat = Chat.load(find_model("embedded"))
     models = make_pair(kind)
-    engines = [LocalEngine(model, chat, slots=24, context=256) for model in models]
+    engines = [LocalEngine(model, chat, slots=24, context=256, drafts=0) for model in models]
     assert (engines[0].loop, engines[1].loop is None) == (None, False)
     generator = torch.Generator().manual_seed(1)
     for version in range(4):
@@ -188,7 +188,7 @@ def test_graphs_work_after_another_engine_is_deleted_and_workspaces_are_cleared(
     requests = [Request(tuple(range(5, 60 + number)), 20, number) for number in range(48)]
 
     def begin() -> tuple[LocalEngine, list[Completion]]:
-        engine = LocalEngine(model, chat, slots=64, context=256)
+        engine = LocalEngine(model, chat, slots=64, context=256, drafts=0)
         for version in range(3):  # computed, recorded, replayed
             engine.refresh(version)
             replies = answer(engine, requests)
@@ -222,7 +222,7 @@ def test_drafts_change_no_reply(kind, drafts, monkeypatch):
     ours, theirs = make_pair(kind)
     engines = [
         LocalEngine(ours, chat, slots=24, context=192),
-        LocalEngine(theirs, chat, slots=24, context=192),
+        LocalEngine(theirs, chat, slots=24, context=192, drafts=0),
         LocalEngine(theirs, chat, slots=24, context=192, drafts=drafts),
     ]
     generator = torch.Generator().manual_seed(1)
@@ -280,6 +280,11 @@ def test_drafts_work_in_bfloat16_and_in_8_bits(cache, monkeypatch):
     assert 0.1 * stats.drafted_tokens < stats.accepted_tokens < stats.drafted_tokens
 
 
+def test_small_models_draft_by_default():
+    chat = Chat.load(find_model("embedded"))
+    assert LocalEngine(make_pair("llama")[1], chat, slots=4, context=64).drafts.number == 4
+
+
 def make_samples() -> list[Sample]:
     """80 samples that share prefixes of 150 to 310 tokens."""
     generator = torch.Generator().manual_seed(0)
@@ -320,6 +325,21 @@ def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(kind, options):
         found.append((learner.logprobs(rows), gradient))
     torch.testing.assert_close(found[0][0], found[1][0], atol=1e-4, rtol=0)
     assert (found[0][1] - found[1][1]).norm() <= 1e-4 * found[0][1].norm()
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 4}], ids=["all weights", "adapters"])
+def test_the_host_does_not_wait_for_optimizer_steps(options):
+    learner = Learner(make_small("llama"), LearnOptions(micro_tokens=2048, **options))
+    samples = make_samples()
+    learner.update(samples, entropy=0.1, update=0)  # compiles
+    rows = prepare(samples)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            learner.accumulate(rows, entropy=0.1)
+            learner._step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture

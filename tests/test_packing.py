@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
 from mage.learn.learner import Learner
+from mage.learn.loss import add_up
 from mage.learn.pack import packing
 from mage.learn.pack.attention import IMPLEMENTATIONS, attending, forest_mask, hidden_states
 from mage.learn.pack.layers import block_mask
@@ -39,7 +40,8 @@ def loss_and_gradients(
         reference_model.load_state_dict(make_model(kind, seed=1).state_dict())
     rows = prepare(samples)
     reference = learner.logprobs(rows, reference=True)
-    sums, _ = learner.accumulate(rows, entropy=0.2, reference=reference)
+    parts, _ = learner.accumulate(rows, entropy=0.2, reference=reference)
+    sums = add_up(parts)
     used = [value.grad for value in model.parameters() if value.grad is not None]
     gradient = torch.cat([value.flatten() for value in used])
     model.zero_grad()

@@ -33,8 +33,18 @@ PLACES = 2**24  # more than the tokens of any text
 ROWS = {"cuda": 320, "cpu": 32}
 PAYS = 1.3  # tokens per sequence and step from which drafts are faster
 PROBE = 16  # of so many steps one has drafts although they do not pay, to notice a change
+USUAL = 4  # tokens to draft where drafts were measured to be faster (docs/performance.md)
+SMALL = 2 * 10**9  # parameters; a step of a larger model gains less than its drafts cost
 
 Array = np.ndarray[Any, Any]
+
+
+def usual_number(parameters: int, device: torch.device) -> int:
+    """Tokens to draft where the recipe does not say: only on a GPU, and for a small model.
+
+    On a CPU another batch shape would change the last bits of a result.
+    """
+    return USUAL if device.type == "cuda" and parameters < SMALL else 0
 
 
 class Drafts:

@@ -4,6 +4,9 @@
 
 It shares its module with the engine that plays. So it switches the attention on entry and back on
 exit, and it keeps the model in eval mode: with dropout, sampler and learner would differ.
+
+On a GPU the host does not wait for a step: it packs and launches the next one meanwhile. Norms and
+sums stay on the device until the end of the update, and the optimizer itself skips a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +22,7 @@ from mage.config.sections import LearnOptions
 from mage.learn import checkpoint
 from mage.learn.adapters import Adapters, make_trainable
 from mage.learn.logits_check import check_logits
-from mage.learn.loss import BatchSums, Scores, Sums, add_up, policy_loss
+from mage.learn.loss import BatchSums, Scores, add_up, policy_loss
 from mage.learn.minibatches import cut_by_rows, split_by_unit
 from mage.learn.pack.attention import attending, hidden_states
 from mage.learn.pack.compilation import compile_clock
@@ -103,11 +106,12 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         reference = self.logprobs(rows, reference=True) if self.options.kl else None
-        steps = []
+        launched = []
         for epoch in range(self.options.epochs):
             for batch in self._minibatches(rows, derive(self.seed, "minibatches", update, epoch)):
                 sums, computed = self.accumulate(batch, entropy=entropy, reference=reference)
-                steps.append(Step(sums, computed, *self._step()))
+                launched.append((sums, computed, self._step()))
+        steps = [Step(add_up(sums), computed, float(norm)) for sums, computed, norm in launched]
         return measure_update(rows, steps, self.options, self.ranks, lr=lr, entropy=entropy)
 
     def _minibatches(self, rows: Sequence[Row], seed: int) -> list[list[Row]]:
@@ -122,10 +126,10 @@ class Learner:
 
     def accumulate(
         self, rows: Sequence[Row], *, entropy: float, reference: torch.Tensor | None = None
-    ) -> tuple[Sums, int]:
+    ) -> tuple[list[BatchSums], int]:
         """Add the gradient of these rows, which form one optimizer step, in micro-batches.
 
-        Returns sums for the metrics and the number of tokens that the network computed.
+        Returns their sums for the metrics and the number of tokens that the network computed.
         """
         normaliser = self.ranks.total(sum(len(row.sample.reply_ids) for row in rows))
         sums, computed = list[BatchSums](), 0
@@ -143,7 +147,7 @@ class Learner:
                 self.trainable.backward(loss)
                 sums.append(batch_sums)
                 computed += packed.tokens
-        return add_up(sums), computed
+        return sums, computed
 
     def _score(self, model: PreTrainedModel, packed: Packed) -> Scores:
         """What `model` says about the reply tokens of a micro-batch."""
@@ -170,21 +174,20 @@ class Learner:
         )
         return Scores(logprobs, entropies, choices)
 
-    def _step(self) -> tuple[float, bool]:
-        """Make an optimizer step. Returns the gradient norm and whether it was finite.
+    def _step(self) -> torch.Tensor:
+        """Make an optimizer step. Returns the gradient norm, on the device.
 
-        A step with an infinite or NaN gradient is skipped.
+        A step with an infinite or NaN gradient changes nothing: `found_inf` tells the optimizer.
         """
         self.trainable.sum_gradients(self.ranks)
-        norm = float(self.trainable.clip_gradients(self.options.grad_clip))
-        finite = norm < float("inf")
-        if finite:
-            self._optimizer.step()
-            self.trainable.after_step()
+        norm = self.trainable.clip_gradients(self.options.grad_clip)
+        self._optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        self._optimizer.step()
+        self.trainable.after_step()
         self.module.zero_grad(set_to_none=True)
         for master in self._masters.values():
             master.grad = None
-        return norm, finite
+        return norm
 
     def logprobs(self, rows: Sequence[Row], *, reference: bool = False) -> torch.Tensor:
         """Logprobs of all reply tokens under the policy or the frozen reference, by token index."""

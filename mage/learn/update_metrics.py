@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from mage.config.sections import LearnOptions
 from mage.learn.loss import Sums
@@ -42,12 +43,16 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An optimizer step of this rank: `made` is False if its gradient was not finite."""
+    """An optimizer step of this rank."""
 
     sums: Sums
     computed: int  # tokens
     norm: float
-    made: bool
+
+    @property
+    def made(self) -> bool:
+        """A step whose gradient is not finite is skipped."""
+        return isfinite(self.norm)
 
 
 def measure_update(

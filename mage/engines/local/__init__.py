@@ -30,7 +30,7 @@ from pydantic import Field
 from mage.agent.chat import Chat
 from mage.config.errors import UserError
 from mage.engines.base import Engine
-from mage.engines.drafts import LONGEST, Drafts, propose
+from mage.engines.drafts import LONGEST, Drafts, propose, usual_number
 from mage.engines.gpu.loop import DeviceLoop, Forward, StepInFlight, TokenSlots, operations
 from mage.engines.local.attention import (
     DecodeGroup,
@@ -74,7 +74,8 @@ class LocalEngine(Engine):
     step computes at most about `max_batch_tokens` tokens, so long prompts take several steps.
     `run_ahead`: launch a step from CUDA graphs before the tokens of the last one are read; the
     default is True on a GPU. `cache`: keys and values in the model's format or in 8 bits. `drafts`:
-    tokens guessed and checked per sequence and step, in steps of few sequences.
+    tokens guessed and checked per sequence and step, in steps of few sequences; the default is 4 on
+    a GPU for a small model.
     """
 
     context: int
@@ -105,10 +106,14 @@ class LocalEngine(Engine):
             Field(description="format of keys and values; int8: 8 bits, for 1 B or more on a GPU"),
         ] = "model",
         drafts: Annotated[
-            int, Field(description="tokens guessed from known text and checked per step; 0: none")
-        ] = 0,
+            int | None,
+            Field(
+                description="tokens guessed from known text and checked per step; 0: none; "
+                "default: 4 on a GPU below 2 B parameters"
+            ),
+        ] = None,
     ) -> None:
-        if slots < 1 or context < 2 or max_batch_tokens < 1 or drafts < 0:
+        if slots < 1 or context < 2 or max_batch_tokens < 1 or (drafts or 0) < 0:
             raise UserError(
                 f"slots={slots}, context={context}, max_batch_tokens={max_batch_tokens}, "
                 f"drafts={drafts}: the smallest allowed values are 1, 2, 1 and 0"
@@ -121,7 +126,8 @@ class LocalEngine(Engine):
         check_full_attention(self.config, context)
         self.device = self.head.weight.device
         ahead = self.device.type == "cuda" if run_ahead is None else run_ahead
-        check_cache(cache, sum(weight.numel() for weight in causal_lm.parameters()))
+        parameters = sum(weight.numel() for weight in causal_lm.parameters())
+        check_cache(cache, parameters)
         self.rounds = pick_cache(cache, self.device) == "int8"
         if self.rounds and not ahead:
             raise UserError('engines.cache = "int8" needs engines.run_ahead = true')
@@ -144,6 +150,7 @@ class LocalEngine(Engine):
         self.sequences = OpenSequences(chat, self.slots, context, self.head.weight.shape[0])
         self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
+        drafts = usual_number(parameters, self.device) if drafts is None else drafts
         self.drafts = Drafts(drafts, self.device)
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None

@@ -33,19 +33,19 @@ def imitate(
     `recompute`: keep only the layers' inputs for the backward pass. `trainable` is what the
     optimizer changes.
     """
-    total = 0.0
+    losses = []  # on the device, so that the host does not wait between micro-batches
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
         for packed in _packer(model, layout, micro_tokens)(prepare(samples)):
             hidden = hidden_states(model, packed, recompute=recompute, factors=trainable.factors)
             loss = -_logprobs(model, hidden, packed, temperature=1.0).sum() / tokens
             trainable.backward(loss)
-            total += loss.item()
+            losses.append(loss.detach())
     clip_grad_norm_(trainable.masters.values(), 1.0)
     optimizer.step()
     trainable.write_to_model()
     optimizer.zero_grad(set_to_none=True)
-    return total
+    return sum(loss.item() for loss in losses)
 
 
 @torch.no_grad()
