@@ -165,8 +165,8 @@ def test_sampled_replies_with_stop_texts_limits_and_truncation_are_equal(ahead, 
             1 + number % 30,
             number,
             temperature=(1.0, 1.5, 2.0, 0.0)[number % 4],
-            top_p=(1.0, 0.9)[number % 5 == 0],
-            top_k=(0, 7)[number % 7 == 0],
+            top_p=(1.0, 0.9)[number < 30 and number % 5 == 0],
+            top_k=(0, 7)[number < 30 and number % 7 == 0],
             stop=((), ("d>",), ("> b", "zz"))[number % 3],
         )
         for number in range(60)
@@ -325,6 +325,13 @@ def test_keys_in_8_bits_take_drafts(monkeypatch):
     # Rounding in the last bit of float32 may move a number in 8 bits by one.
     check_equal(answer(plain, requests), answer(drafted, requests), tolerance=2e-3)
     assert drafted.stats.accepted_tokens > 0
+
+
+def test_steps_with_top_p_have_no_drafts_in_the_loop_of_a_gpu(chat):
+    model = successor_llama(chat, "bé<ad> ")
+    requests = [Request(chat.encode(" bé<ad> "), 6, seed, 0.5, top_p=0.9) for seed in range(4)]
+    _, drafted = both(model, chat, requests, 7, slots=4, context=32, run_ahead=True)
+    assert drafted.stats.drafted_tokens == 0
 
 
 @LOOPS

@@ -16,7 +16,7 @@ without drafts, up to the rounding of another batch shape.
 
 Guesses come from the sequence itself and from the newest replies to other requests. A step with
 drafts takes longer, so `Drafts.width` gives plain steps to large batches and while few guesses are
-right.
+right, and the loop of a GPU to sequences with top-k or top-p.
 """
 
 from typing import Any

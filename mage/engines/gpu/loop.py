@@ -176,7 +176,8 @@ class DeviceLoop:
         if len(decoding):
             size = at_least(self.sizes, len(decoding))
             self._enlist(decoding, size, (int(decoding[0]), shared // BLOCK * BLOCK))
-            width = self.drafts.width(size)
+            # Top-k and top-p sort all logits of the step, which drafts would multiply.
+            width = 1 if cut else self.drafts.width(size)
             self._run(("decode", size, width, cut), lambda: self._decode(size, width, cut))
             answers.append((self.answers[1], len(decoding) * width))
         rows = np.arange(-len(joined), len(decoding) * width)
