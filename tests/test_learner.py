@@ -11,6 +11,7 @@ import pytest
 import torch
 from learn_toys import SMALL, VOCABULARY, make_model, make_sample
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mage.config.errors import UserError
@@ -313,6 +314,32 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad):
     again = learner.update(play(0), entropy=0.0, update=1)
     assert again.skipped_steps == 0, "nothing of it is left behind"
     assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
+
+
+class Reads(TorchDispatchMode):
+    """Notes the operations whose result the host reads, so that it waits for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal"):
+            self.found.append(name)
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
+def test_the_host_reads_nothing_in_an_optimizer_step(options):
+    learner = Learner(make_model(), LearnOptions(**options), layout="trie")
+    rows = prepare(play(0))
+    with Reads() as reads:
+        float(torch.ones(1))  # so that the notes are known to work
+        for _ in range(2):
+            learner.accumulate(rows, entropy=0.1)
+            learner._step()
+    assert reads.found == ["_local_scalar_dense"]
 
 
 @pytest.mark.e2e
