@@ -398,3 +398,9 @@ def test_the_default_is_drafts_for_small_models_on_a_gpu_only(llama, chat):
     assert usual_number(large, device["cuda"]) == 0
     assert usual_number(small, device["cpu"]) == 0, "results on a CPU stay the same"
     assert LocalEngine(llama, chat, slots=2, context=32).drafts.number == 0
+
+
+def test_the_default_drafts_in_the_loop_of_a_gpu_only(llama, chat, monkeypatch):
+    monkeypatch.setattr("mage.engines.local.usual_number", lambda *_: 4)
+    made = [LocalEngine(llama, chat, slots=2, context=32, run_ahead=ahead) for ahead in (0, 1)]
+    assert [engine.drafts.number for engine in made] == [0, 4]

@@ -316,8 +316,11 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(bad):
     assert all(torch.isfinite(value).all() for value in weights_of(learner.module).values())
 
 
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
+
+
 class Reads(TorchDispatchMode):
-    """Notes the operations whose result the host reads, so that it waits for a GPU."""
+    """Notes the operations whose result the host needs, so that it waits for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,21 +328,62 @@ class Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "nonzero", "masked_select", "equal"):
+        lists = [part for part in args if isinstance(part, (list, tuple))]
+        by_mask = name.startswith("index") and any(
+            isinstance(one, torch.Tensor) and one.dtype == torch.bool
+            for part in lists
+            for one in part
+        )
+        if name in READS or by_mask:
             self.found.append(name)
         return operation(*args, **kwargs or {})
 
 
+@pytest.fixture
+def reads(monkeypatch):
+    """Also notes what the host copies: on a CPU these methods are no operation."""
+    noted = Reads()
+    before = {name: getattr(torch.Tensor, name) for name in ("tolist", "cpu", "numpy")}
+    for name in before:
+
+        def method(tensor: torch.Tensor, *given: Any, _name: str = name, **more: Any) -> Any:
+            noted.found.append(_name)
+            return before[_name](tensor, *given, **more)
+
+        monkeypatch.setattr(torch.Tensor, name, method)
+    return noted
+
+
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
-def test_the_host_reads_nothing_in_an_optimizer_step(options):
+def test_the_host_reads_nothing_in_an_optimizer_step(options, reads):
     learner = Learner(make_model(), LearnOptions(**options), layout="trie")
     rows = prepare(play(0))
-    with Reads() as reads:
-        float(torch.ones(1))  # so that the notes are known to work
+    with reads:
+        ones = torch.ones(2)
+        float(ones[0]), ones[ones > 0], ones.tolist(), ones.cpu(), ones.numpy()
+        known, reads.found[:] = set(reads.found), []
+        assert known == {"_local_scalar_dense", "index", "tolist", "cpu", "numpy"}
         for _ in range(2):
             learner.accumulate(rows, entropy=0.1)
             learner._step()
-    assert reads.found == ["_local_scalar_dense"]
+    assert reads.found == []
+
+
+@pytest.mark.parametrize("options", [{}, {"lora_rank": 2}], ids=["all weights", "adapters"])
+def test_a_bad_gradient_is_skipped_where_the_optimizer_ignores_it(options, monkeypatch):
+    """As on MPS, whose fused AdamW takes `found_inf` and does not read it."""
+    compute = torch._fused_adamw_
+    monkeypatch.setattr(
+        torch, "_fused_adamw_", lambda *given, **more: compute(*given, **more | {"found_inf": None})
+    )
+    monkeypatch.setattr("mage.learn.learner._SKIPPING", ())
+    learner = small_learner(lr=0.01, **options)
+    before = weights_of(learner.module)
+    bad = make_sample((1, 2), (3,), advantage=float("nan"))
+    assert learner.update([bad], entropy=0.0, update=0).skipped_steps == 1
+    assert same(weights_of(learner.module), before)
+    assert learner.update(play(0), entropy=0.0, update=1).skipped_steps == 0
+    assert not same(weights_of(learner.module), before)
 
 
 @pytest.mark.e2e

@@ -40,7 +40,7 @@ Array = np.ndarray[Any, Any]
 
 
 def usual_number(parameters: int, device: torch.device) -> int:
-    """Tokens to draft where the recipe does not say: only on a GPU, and for a small model.
+    """Tokens to draft in the loop of a GPU where the recipe does not say: only for a small model.
 
     On a CPU another batch shape would change the last bits of a result.
     """

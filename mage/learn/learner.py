@@ -37,6 +37,8 @@ from mage.ranks.ranks import Ranks
 from mage.seeds import derive
 from mage.types import Sample
 
+_SKIPPING = ("cpu", "cuda")  # devices whose fused AdamW skips a step
+
 
 class Learner:
     """Trains `model` in place. `module` is the same object; the engine plays with it.
@@ -177,13 +179,16 @@ class Learner:
     def _step(self) -> torch.Tensor:
         """Make an optimizer step. Returns the gradient norm, on the device.
 
-        A step with an infinite or NaN gradient changes nothing: `found_inf` tells the optimizer.
+        A step with an infinite or NaN gradient changes nothing. The optimizer itself skips it if
+        `found_inf` is 1; on other devices (MPS) it ignores this number, so the host looks.
         """
         self.trainable.sum_gradients(self.ranks)
         norm = self.trainable.clip_gradients(self.options.grad_clip)
-        self._optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        self._optimizer.step()
-        self.trainable.after_step()
+        finite = norm.isfinite()
+        self._optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        if norm.device.type in _SKIPPING or finite:
+            self._optimizer.step()
+            self.trainable.after_step()
         self.module.zero_grad(set_to_none=True)
         for master in self._masters.values():
             master.grad = None

@@ -150,7 +150,8 @@ class LocalEngine(Engine):
         self.sequences = OpenSequences(chat, self.slots, context, self.head.weight.shape[0])
         self.capacity = slots
         self.group_size = 256 if self.device.type == "cpu" else slots
-        drafts = usual_number(parameters, self.device) if drafts is None else drafts
+        if drafts is None:
+            drafts = usual_number(parameters, self.device) if ahead else 0
         self.drafts = Drafts(drafts, self.device)
         self.loop = self._make_loop(slots) if ahead else None
         self.flight: tuple[StepInFlight, Array] | None = None

@@ -45,7 +45,7 @@ def imitate(
     optimizer.step()
     trainable.write_to_model()
     optimizer.zero_grad(set_to_none=True)
-    return sum(loss.item() for loss in losses)
+    return sum((loss.item() for loss in losses), 0.0)
 
 
 @torch.no_grad()
