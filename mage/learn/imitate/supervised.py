@@ -27,13 +27,14 @@ def imitate(
     micro_tokens: int = 8192,
     layout: Layout = "forest",
     recompute: bool = False,
-) -> float:
-    """One optimizer step towards the replies; returns the mean loss per reply token.
+) -> list[Tensor]:
+    """One optimizer step towards the replies.
 
-    `recompute`: keep only the layers' inputs for the backward pass. `trainable` is what the
-    optimizer changes.
+    Returns the losses of the micro-batches. Their sum is the mean loss per reply token; they stay
+    on the device, so that the host can prepare the next step before it reads them. `recompute`:
+    keep only the layers' inputs for the backward pass. `trainable` is what the optimizer changes.
     """
-    losses = []  # on the device, so that the host does not wait between micro-batches
+    losses = []
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
         for packed in _packer(model, layout, micro_tokens)(prepare(samples)):
@@ -45,7 +46,7 @@ def imitate(
     optimizer.step()
     trainable.write_to_model()
     optimizer.zero_grad(set_to_none=True)
-    return sum((loss.item() for loss in losses), 0.0)
+    return losses
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mage.config.sections import LearnOptions
 from mage.config.warmup_options import WarmupOptions
@@ -154,23 +155,31 @@ def _teach(
         trainable.masters.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.0
     )
     layout = best_layout(model, learn) if options.play == "expert" else short_layout(learn)
-    losses = []
+    losses: list[float] = []
+
+    def note(parts: list[Tensor]) -> None:
+        losses.append(sum((part.item() for part in parts), 0.0))
+        watch(f"step {len(losses)} of {steps}, loss {losses[-1]:.3f}")
+
+    launched: list[Tensor] | None = None
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr_at(options, step)
         samples = [demonstration.sample() for demonstration in next(batches)]
-        losses.append(
-            imitate(
-                model,
-                optimizer,
-                samples,
-                trainable,
-                layout=layout,
-                micro_tokens=learn.tokens_at_once,
-                recompute=bool(learn.recompute),
-            )
+        parts = imitate(
+            model,
+            optimizer,
+            samples,
+            trainable,
+            layout=layout,
+            micro_tokens=learn.tokens_at_once,
+            recompute=bool(learn.recompute),
         )
-        watch(f"step {step + 1} of {steps}, loss {losses[-1]:.3f}")
+        if launched is not None:  # read while a GPU computes the next step
+            note(launched)
+        launched = parts
+    if launched is not None:
+        note(launched)
     return losses
 
 
