@@ -34,7 +34,7 @@ ROWS = {"cuda": 320, "cpu": 32}
 PAYS = 1.3  # tokens per sequence and step from which drafts are faster
 PROBE = 16  # of so many steps one has drafts although they do not pay, to notice a change
 USUAL = 4  # tokens to draft where drafts were measured to be faster (docs/performance.md)
-SMALL = 2 * 10**9  # parameters; a step of a larger model gains less than its drafts cost
+SMALL = 2 * 10**9  # parameters; of larger models only the cost of such a step is known
 
 Array = np.ndarray[Any, Any]
 
