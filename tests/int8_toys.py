@@ -134,9 +134,10 @@ def compare_kernels(kernels: ModuleType, device: str) -> None:
         cache = torch.zeros(2, 7, length, kv_heads, size, dtype=torch.uint8, device=device)
         pairs = torch.zeros(7, kv_heads, length, 2, dtype=torch.float16, device=device)
         scales = Scales(pairs, *biases[1])
-        side.rotate_and_store(together, heads, rope, norms, 1e-6, *where, *cache, scales)
-        stored.append((cache.int(), pairs.float()))
-    (ours, our_pairs), (theirs, their_pairs) = stored
+        queries = side.rotate_and_store(together, heads, rope, norms, 1e-6, *where, *cache, scales)
+        stored.append((cache.int(), pairs.float(), queries))
+    (ours, our_pairs, our_queries), (theirs, their_pairs, their_queries) = stored
+    _close(our_queries, their_queries)
     torch.testing.assert_close(our_pairs, their_pairs, atol=0.008, rtol=0)  # one step of float16
     assert their_pairs[1, :, 5].all()
     differing = ours != theirs

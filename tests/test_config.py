@@ -218,6 +218,9 @@ evaluate.plays = 2; memory.name = "memento" | evaluate.plays = 2: must be 1 with
     persists
 learn = {shard = "full", lora_rank = 4} | learn.shard = "full": divides all weights, but
     learn.lora_rank
+learn.graphs = true | learn.graphs = true: is for adapters: set learn.lora_rank
+learn = {graphs = true, lora_rank = 4, recompute = true} | learn.graphs = true: keeps activations
+learn = {graphs = true, lora_rank = 4, packed = false} | learn.graphs = true: needs learn.packed
 """
 # A change of the recipe as TOML | the option | when it has no effect.
 WITHOUT_EFFECT = """

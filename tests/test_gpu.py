@@ -327,11 +327,16 @@ def test_a_trie_has_the_logprobs_and_gradients_of_its_rows(kind, options):
     assert (found[0][1] - found[1][1]).norm() <= 1e-4 * found[0][1].norm()
 
 
-@pytest.mark.parametrize("options", [{}, {"lora_rank": 4}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lora_rank": 4}, {"lora_rank": 4, "graphs": True}],
+    ids=["all weights", "adapters", "recorded"],
+)
 def test_the_host_does_not_wait_for_optimizer_steps(options):
     learner = Learner(make_small("llama"), LearnOptions(micro_tokens=2048, **options))
     samples = make_samples()
-    learner.update(samples, entropy=0.1, update=0)  # compiles
+    for update in range(2):  # compiles, records
+        learner.update(samples, entropy=0.1, update=update)
     rows = prepare(samples)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -340,6 +345,26 @@ def test_the_host_does_not_wait_for_optimizer_steps(options):
             learner._step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_recorded_layers_learn_what_plain_layers_do(kind):
+    """Graphs of several lengths, also after the engine has moved the weights."""
+    trained = []
+    for graphs in (False, True):
+        model = make_small(kind)
+        options = LearnOptions(micro_tokens=2048, lora_rank=4, minibatches=2, graphs=graphs)
+        learner = Learner(model, options)
+        for update in range(4):
+            if update == 2:
+                LocalEngine(model, Chat.load(find_model("embedded")), slots=2, context=64)
+            learner.update(make_samples(), entropy=0.1, update=update)
+        assert (learner.trainable.graphs is not None) == graphs
+        trained.append(learner.trainable.masters)
+        if learner.trainable.graphs is not None:
+            assert any(learner.trainable.graphs._pairs.values()), "something was recorded"
+    for name, plain in trained[0].items():
+        torch.testing.assert_close(trained[1][name], plain, atol=1e-6, rtol=1e-5)
 
 
 @pytest.fixture

@@ -276,6 +276,22 @@ def test_pools_stay_in_learning_where_the_card_holds_both():
     assert not plan("paper_alfworld", "qwen3-4b", 141, "--learn.lora_rank=16").keeps_pool
 
 
+def test_recorded_layers_keep_their_activations_in_both_phases():
+    """11.8 GB beside the 10.5 GB of play and the 12.4 GB of learning."""
+    plain, recorded = (
+        plan("smollm2_alfworld", "smollm2-135m", 141, f"--learn.graphs={word}")
+        for word in ("false", "true")
+    )
+    extra = plain.parts()["activations"]
+    assert recorded.parts() == pytest.approx(plain.parts() | {"recorded layers": extra})
+    for phase in ("playing_bytes", "learning_bytes"):
+        assert getattr(recorded, phase) == pytest.approx(getattr(plain, phase) + extra * GB)
+    assert plan("smollm2_alfworld", "smollm2-135m", 38, "--learn.graphs=true").keeps_pool
+    small = plan("smollm2_alfworld", "smollm2-135m", 24, "--learn.graphs=true")
+    assert not small.fits
+    assert "--learn.graphs=false" in explain_misfit(small)
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_play_is_the_same_whether_pools_stay_or_are_freed(keeps):
     recipe = load_recipe("kuhn_poker", ["--run.workers=1", "--play.groups=1", "--play.members=2"])

@@ -187,6 +187,8 @@ def _faults(recipe: Options) -> Iterator[tuple[str, str]]:
             "divides all weights, but learn.lora_rank trains adapters, which are small: use "
             'shard = "none" or lora_rank = 0',
         )
+    if recipe.learn.graphs and (fault := _fault_of_graphs(recipe.learn)):
+        yield "learn.graphs", fault
     if recipe.evaluate.plays > 1 and recipe.memory().tasks_at_once is not None:
         yield (
             "evaluate.plays",
@@ -284,3 +286,12 @@ def _opponent_fault(name: str, share: float, split: str, games: list[Any]) -> st
         return None
     told = "; ".join(f"opponents for {game.name}: {_fitting(game)}" for game in games)
     return f"{name} does not play {_names(games)}; {told}"
+
+
+def _fault_of_graphs(learn: Any) -> str | None:
+    """Why the layers cannot be recorded as CUDA graphs."""
+    if not learn.lora_rank:
+        return "is for adapters: set learn.lora_rank, or remove it"
+    if learn.recompute:
+        return "keeps activations, which learn.recompute = true computes again: remove one"
+    return None if learn.packed else "needs learn.packed = true"

@@ -389,6 +389,11 @@ class LearnOptions(Section):
         description="recompute activations in the backward pass: less memory, a third more work; "
         "not given = only if the GPU needs it",
     )
+    graphs: bool = Field(
+        False,
+        description="on a GPU, learn with layers recorded as CUDA graphs: less work for the host "
+        "with a small model and adapters (lora_rank); their activations stay in memory",
+    )
     shard: Literal["none", "optimizer", "full"] = Field(
         "none",
         description="what the ranks divide among them: nothing, the optimizer state (equal "

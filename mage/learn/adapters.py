@@ -18,10 +18,11 @@ from torch import Tensor
 
 from mage.config.errors import UserError
 from mage.config.sections import LearnOptions
+from mage.learn.pack.graphs import LayerGraphs
 from mage.learn.pack.low_rank import Factors
 from mage.learn.trainable import AllWeights, Trainable
 from mage.models.adapters import adapter_config, linear_layers, read_adapters, save_adapters
-from mage.models.architecture import PreTrainedModel
+from mage.models.architecture import PreTrainedModel, is_plain
 from mage.models.base import base_of
 from mage.models.saving import save_model
 from mage.seeds import derive
@@ -35,7 +36,11 @@ def make_trainable(
     """All weights, or LoRA adapters if `lora_rank` is set."""
     if not options.lora_rank:
         return AllWeights(model, reference=options.kl > 0)
-    return Adapters(model, options.lora_rank, seed=seed, start=start)
+    adapters = Adapters(model, options.lora_rank, seed=seed, start=start)
+    factors = adapters.factors
+    if options.graphs and factors and model.device.type == "cuda" and is_plain(model):
+        adapters.graphs = LayerGraphs(model.get_decoder(), factors)
+    return adapters
 
 
 def save_trained(trainable: Trainable, source: Path, base: str, target: Path) -> None:

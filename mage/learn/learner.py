@@ -159,6 +159,7 @@ class Learner:
             packed,
             recompute=bool(self.options.recompute) and learns,
             factors=self.trainable.factors if learns else None,
+            graphs=self.trainable.graphs if learns else None,
         )
         head, replies = model.get_output_embeddings(), packed.replies
         logprobs, entropies = token_logprobs(

@@ -15,6 +15,7 @@ from mage.config.errors import UserError
 from mage.learn.checkpoint import Checkpoint
 from mage.learn.checkpoint import load as load_checkpoint
 from mage.learn.owned_state import OwnedState, placeholder
+from mage.learn.pack.graphs import LayerGraphs
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Packed
 from mage.learn.pack.tries import Row
@@ -31,9 +32,11 @@ class Trainable(ABC):
     """The optimizer's parameters (`masters`, by name), and how they reach the module that plays.
 
     `model` plays, `network` is trained: the same object, unless all weights are sharded. `factors`
-    are A and B of each weight if the compiled layers give them the gradient.
+    are A and B of each weight if the compiled layers give them the gradient. `graphs` are these
+    layers as CUDA graphs, if learn.graphs asks for them.
     """
 
+    graphs: LayerGraphs | None = None
     factors: Mapping[Tensor, Factors] | None = None
     ownership: OwnedState | None = None  # with learn.shard = "optimizer"
     _reference: PreTrainedModel | None = None

@@ -49,12 +49,18 @@ class MemoryPlan:
         return self.fixed.pool(self.slots)
 
     @property
+    def recorded(self) -> float:
+        """Activations in the CUDA graphs of learn.graphs, in both phases."""
+        return _recorded(self.fixed, self.request.recipe.learn, self.micro_tokens)
+
+    @property
     def playing_bytes(self) -> float:
-        return self.fixed.both_phases + self.fixed.engines + self.pool
+        return self.fixed.both_phases + self.recorded + self.fixed.engines + self.pool
 
     @property
     def learning_bytes(self) -> float:
-        return self.fixed.learning_bytes(recompute=self.recompute, tokens=self.micro_tokens)
+        needed = self.fixed.learning_bytes(recompute=self.recompute, tokens=self.micro_tokens)
+        return needed + self.recorded
 
     @property
     def peak(self) -> float:
@@ -64,7 +70,8 @@ class MemoryPlan:
     @property
     def keeps_pool(self) -> bool:
         """Whether learning fits beside all that play holds, so that nothing has to be freed."""
-        return self.playing_bytes + self.learning_bytes - self.fixed.both_phases <= self.usable
+        twice = self.fixed.both_phases + self.recorded
+        return self.playing_bytes + self.learning_bytes - twice <= self.usable
 
     @property
     def fits(self) -> bool:
@@ -93,6 +100,7 @@ class MemoryPlan:
             "engine": fixed.engines / GB,
             "key/value pool": self.pool / GB,
             **sampler,
+            **({"recorded layers": self.recorded / GB} if self.recorded else {}),
             **({"league copies": copies / GB} if copies else {}),
             **({"opponent models": fixed.rivals / GB} if fixed.rivals else {}),
         }
@@ -117,7 +125,7 @@ def plan_request(request: PlanRequest) -> MemoryPlan:
     """The plan of a request: the choices that are fastest among those that fit."""
     recipe, fixed = request.recipe, fixed_bytes(request)
     recompute, micro_tokens, learn_reasons = _choose_learning(fixed, recipe.learn)
-    slots, slots_reason = _choose_slots(fixed, recipe)
+    slots, slots_reason = _choose_slots(fixed, recipe, _recorded(fixed, recipe.learn, micro_tokens))
     return MemoryPlan(
         request, fixed, recompute, micro_tokens, slots, (*learn_reasons, slots_reason)
     )
@@ -129,7 +137,9 @@ def _choose_learning(fixed: FixedBytes, learn: LearnOptions) -> tuple[bool, int,
     fitting = (
         (recompute, tokens)
         for recompute, tokens in candidates
-        if fixed.learning_bytes(recompute=recompute, tokens=tokens) <= fixed.usable
+        if fixed.learning_bytes(recompute=recompute, tokens=tokens)
+        + _recorded(fixed, learn, tokens)
+        <= fixed.usable
     )
     found = next(fitting, None)
     recompute, tokens = found or candidates[-1]
@@ -146,24 +156,31 @@ def _choose_learning(fixed: FixedBytes, learn: LearnOptions) -> tuple[bool, int,
 def _candidates(learn: LearnOptions, shape: ModelShape) -> list[tuple[bool, int]]:
     """What the recipe allows, in order of speed; the last one needs the least memory."""
     most = _ENOUGH if shape.parameters >= _LARGE else _SIZES[0]
-    if learn.recompute is None and learn.micro_tokens is None:
+    given_recompute = False if learn.graphs else learn.recompute  # graphs keep the activations
+    if given_recompute is None and learn.micro_tokens is None:
         return [(recompute, tokens) for recompute, tokens in _CANDIDATES if tokens <= most]
     given, sizes = learn.micro_tokens, [tokens for tokens in _SIZES if tokens <= most]
     return [
         (recompute, tokens)
-        for recompute in ((False, True) if learn.recompute is None else (learn.recompute,))
+        for recompute in ((False, True) if given_recompute is None else (given_recompute,))
         for tokens in (sizes if given is None else [given])
     ]
 
 
-def _choose_slots(fixed: FixedBytes, recipe: Recipe) -> tuple[int, str]:
+def _recorded(fixed: FixedBytes, learn: LearnOptions, tokens: int) -> float:
+    """Activations that learn.graphs keeps beside those of a length that is computed first."""
+    records = fixed.learns and learn.graphs
+    return fixed.backward_peak(recompute=False, tokens=tokens).activations if records else 0.0
+
+
+def _choose_slots(fixed: FixedBytes, recipe: Recipe, recorded: float) -> tuple[int, str]:
     """The conversations that are played at once, and the reason."""
     asked = int(planned_option(recipe, "slots"))
     if fixed.engine_share:
         return asked, f"the engine holds {fixed.engine_share / GB:.0f} GB (engines.gpu_memory)"
     groups, members = recipe.play.groups, recipe.play.members
     needed = min(asked, groups * members)
-    room = fixed.usable - fixed.both_phases - fixed.engines  # of all pools
+    room = fixed.usable - fixed.both_phases - recorded - fixed.engines  # of all pools
     slots = max(0, min(needed, int(room // fixed.bytes_per_slot_of_all) - 1))
     if slots < needed:
         reason = f"{slots} of {needed} slots fit; play runs {slots} conversations at a time"

@@ -86,6 +86,8 @@ def _learning_changes(recipe: Recipe, ranks: int) -> list[Advice]:
         ]
     if learn.recompute is False:
         found.append(Advice("recompute activations", ("--learn.recompute=true",)))
+    if learn.graphs:
+        found.append(Advice("no CUDA graphs of layers", ("--learn.graphs=false",)))
     if learn.micro_tokens is not None:
         found.append(Advice("smaller micro-batches", ("--learn.micro_tokens=2048",)))
     return found

@@ -2,7 +2,8 @@
 
 Decode has one query per sequence, or a few with drafts; prefill has blocks of new tokens. Both read
 exactly the keys that a sequence has filled. Query heads that share a key head are lines of one
-tile, so a key is read once for all of them. Exponentials have base 2, which is one instruction of
+tile, so a key is read once for all of them. Programs of neighbouring key heads run side by side,
+because their keys are neighbours in memory. Exponentials have base 2, which is one instruction of
 the hardware.
 """
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from mage.engines.gpu.int8_kernels import blocks_int8, decode_int8, in_words
 from mage.engines.gpu.overlap import fetch, gdc_launch_dependents, gdc_wait, overlaps
-from mage.engines.gpu.state import DECODE, PREFILL, Blocks, Tuning
+from mage.engines.gpu.state import PREFILL, PREFILL_INT8, Blocks, Tuning, decode_tuning
 from mage.engines.pool import BLOCK, Scales
 
 _LOG2 = tl.constexpr(1.4426950408889634)
@@ -28,7 +29,7 @@ def attend_decode(
     shared: Tensor,
     scaling: float,
     scales: Scales | None = None,
-    tuning: Tuning = DECODE,
+    tuning: Tuning | None = None,
     width: int = 1,
 ) -> Tensor:
     """One query per sequence: row r attends to the first filled[slots[r]] + 1 keys of its slot.
@@ -39,6 +40,7 @@ def attend_decode(
     """
     rows, (heads, size) = len(query) // width, query.shape[1:]
     kv_heads = keys.shape[2]
+    tuning = tuning or decode_tuning(rows * kv_heads, scales is not None)
     splits = min(16, max(1, triton.next_power_of_2(tuning.programs // (rows * kv_heads))))
     out = torch.empty_like(query)
     parts = query.new_empty(splits, *query.shape, dtype=torch.float32) if splits > 1 else query
@@ -48,13 +50,13 @@ def attend_decode(
     early = overlaps(query)
     sizes = heads, together, lines, size, BLOCK, splits, width, early
     if scales is None:
-        _attend_decode[(rows, kv_heads, splits)](
+        _attend_decode[(kv_heads, rows, splits)](
             query, keys, values, slots, filled, shared, out, parts, sums,
             keys.stride(0), keys.stride(1), scaling, rows, keys.shape[1],
             *sizes, num_warps=tuning.warps, num_stages=tuning.stages, launch_pdl=early,
         )  # fmt: skip
     else:
-        decode_int8[(rows, kv_heads, splits)](
+        decode_int8[(kv_heads, rows, splits)](
             query, slots, filled, shared, out, parts, sums, scaling, rows, keys.shape[1],
             *in_words(keys, values, scales),
             *sizes, scales.bias.shape[-1],
@@ -89,7 +91,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, PADDED: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + row).to(tl.int64)
     length = tl.load(filled + slot).to(tl.int32) + 1
     first = tl.load(shared).to(tl.int64)
@@ -172,7 +174,7 @@ def attend_blocks(
     blocks: Blocks,
     scaling: float,
     scales: Scales | None = None,
-    tuning: Tuning = PREFILL,
+    tuning: Tuning | None = None,
 ) -> Tensor:
     """Blocks of new tokens of a sequence; each token attends to its slot's keys up to its own.
 
@@ -182,16 +184,17 @@ def attend_blocks(
     kv_heads = keys.shape[2]
     out = torch.empty_like(query)
     together = heads // kv_heads
+    tuning = tuning or (PREFILL if scales is None else PREFILL_INT8)
     lines = max(16, triton.next_power_of_2(blocks.width * together))
     sizes = heads, together, lines, size, tuning.keys
     if scales is None:
-        _attend_blocks[(len(blocks.start), kv_heads)](
+        _attend_blocks[(kv_heads, len(blocks.start))](
             query, keys, values, blocks.start, blocks.count, blocks.slot, blocks.position, out,
             keys.stride(0), keys.stride(1), scaling,
             *sizes, num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
     else:
-        blocks_int8[(len(blocks.start), kv_heads)](
+        blocks_int8[(kv_heads, len(blocks.start))](
             query, blocks.start, blocks.count, blocks.slot, blocks.position, out, scaling,
             *in_words(keys, values, scales),
             *sizes, scales.bias.shape[-1], num_warps=tuning.warps, num_stages=tuning.stages,
@@ -206,7 +209,7 @@ def _attend_blocks(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, TOGETHER: tl.constexpr, LINES: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    number, kv_head = tl.program_id(0), tl.program_id(1)
+    kv_head, number = tl.program_id(0), tl.program_id(1)
     count = tl.load(counts + number).to(tl.int32)
     start = tl.load(starts + number)
     line, channel, place = tl.arange(0, LINES), tl.arange(0, SIZE), tl.arange(0, BLOCK)

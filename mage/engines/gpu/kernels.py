@@ -113,7 +113,7 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped
 def rotate_and_store(
     together: Tensor, heads: int, rope: tuple[Tensor, Tensor],
     norms: tuple[Tensor, Tensor] | None, epsilon: float, slots: Tensor, positions: Tensor,
-    keys: Tensor, values: Tensor, scales: Scales | None = None, warps: int = 2,
+    keys: Tensor, values: Tensor, scales: Scales | None = None,
 ) -> Tensor:  # fmt: skip
     """Rotate queries and keys of `together` [rows, heads + 2 kv heads, size].
 
@@ -126,14 +126,15 @@ def rotate_and_store(
     query = together.new_empty(rows, heads, size)
     query_norm, key_norm = norms or (together, together)
     early = overlaps(together)
+    warps = 8 if rows <= 256 else 4 if scales is None else 2  # the fastest ones on an H200
     _rotate_and_store[(rows,)](
         together, query, *rope, query_norm, key_norm, slots, positions, keys, values,
         keys.stride(0), keys.stride(1), epsilon,
         *((query, 0, 0) if scales is None else (scales.pairs, *scales.pairs.stride()[:2])),
         heads, kv_heads, size,
-        triton.next_power_of_2(total), triton.next_power_of_2(size), norms is not None,
+        triton.next_power_of_2(total), triton.next_power_of_2(size // 2), norms is not None,
         scales is not None, LARGEST, SMALLEST, ZERO, early,
-        num_warps=warps if scales is None else 8, launch_pdl=early,
+        num_warps=warps, launch_pdl=early,
     )  # fmt: skip
     return query
 
@@ -146,60 +147,57 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr, NORMED: tl.constexpr, SMALL: tl.constexpr, LARGEST: tl.constexpr,
     SMALLEST: tl.constexpr, ZERO: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """One row. x are the first halves of its heads, y the second ones: rotation mixes the two."""
+    half: tl.constexpr = SIZE // 2
+    row = tl.program_id(0).to(tl.int64)
+    # Nothing that is read before `gdc_wait` is written by a kernel that overlaps.
+    position, slot = tl.load(positions + row), tl.load(slots + row)
+    channel, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)[:, None]
+    there = channel < half
+    real = there & (head < HEADS + 2 * KV_HEADS)
+    cos_x, cos_y = _halves(cosines + position * SIZE, channel, half, there)
+    sin_x, sin_y = _halves(sines + position * SIZE, channel, half, there)  # sin_x is negated
+    if NORMED:
+        asked = head < HEADS
+        query_x, query_y = _halves(query_norm, channel, half, there)
+        key_x, key_y = _halves(key_norm, channel, half, there)
+        weight_x, weight_y = tl.where(asked, query_x, key_x), tl.where(asked, query_y, key_y)
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = SIZE // 2
-    channel, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)[:, None]
-    there = channel < SIZE
-    real = there & (head < HEADS + 2 * KV_HEADS)
-    partner = tl.where(channel < half, channel + half, channel - half)
     own = together + row * (HEADS + 2 * KV_HEADS) * SIZE + head * SIZE
-    z = tl.load(own + channel, mask=real, other=0.0)
-    x = z.to(tl.float32)
-    y = tl.load(own + partner, mask=real, other=0.0).to(tl.float32)
-    position = tl.load(positions + row)
+    plain_x, plain_y = _halves(own, channel, half, real)
+    x, y = plain_x, plain_y
     if NORMED:
-        scale = 1 / tl.sqrt(tl.sum(x * x, 1) / SIZE + epsilon)[:, None]
-        asked = head < HEADS
-        weight = tl.where(
-            asked,
-            tl.load(query_norm + channel, mask=there, other=0.0),
-            tl.load(key_norm + channel, mask=there, other=0.0),
-        )
-        other = tl.where(
-            asked,
-            tl.load(query_norm + partner, mask=there, other=0.0),
-            tl.load(key_norm + partner, mask=there, other=0.0),
-        )
-        x = (x * scale * weight.to(tl.float32)).to(together.dtype.element_ty).to(tl.float32)
-        y = (y * scale * other.to(tl.float32)).to(together.dtype.element_ty).to(tl.float32)
-    cosine = tl.load(cosines + position * SIZE + channel, mask=there, other=0.0).to(tl.float32)
-    sine = tl.load(sines + position * SIZE + channel, mask=there, other=0.0).to(
-        tl.float32
-    )  # the first half is negated
-    x = x * cosine + y * sine
+        scale = 1 / tl.sqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / SIZE + epsilon)[:, None]
+        x = (x * scale * weight_x).to(together.dtype.element_ty).to(tl.float32)
+        y = (y * scale * weight_y).to(together.dtype.element_ty).to(tl.float32)
+    x, y = x * cos_x + y * sin_x, y * cos_y + x * sin_y
     at = head * SIZE + channel
-    tl.store(
-        query + row * HEADS * SIZE + at, x.to(query.dtype.element_ty), mask=there & (head < HEADS)
-    )
-    slot = tl.load(slots + row)
-    place = slot * slot_stride + position * position_stride
+    to = query + row * HEADS * SIZE + at
+    tl.store(to, x.to(query.dtype.element_ty), mask=there & (head < HEADS))
+    tl.store(to + half, y.to(query.dtype.element_ty), mask=there & (head < HEADS))
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    x, y = tl.where(is_key, x, plain_x), tl.where(is_key, y, plain_y)
     if SMALL:
-        x = tl.where(is_key, x, z.to(tl.float32))
-        highest = tl.maximum(tl.max(tl.abs(x), 1), SMALLEST)[:, None]
-        scale = tl.log2(highest / LARGEST).to(tl.float16)
-        x = tl.floor(x * tl.exp2(-scale.to(tl.float32)) + (ZERO + 0.5))
-        z = x
-        part = (head >= HEADS + KV_HEADS).to(tl.int32)
-        own = slot * own_stride + (head - HEADS - part * KV_HEADS) * head_stride + 2 * position
-        stored = (head >= HEADS) & (head < HEADS + 2 * KV_HEADS)
-        tl.store(scales + own + part, scale, mask=stored)
-    tl.store(keys + place + at - HEADS * SIZE, x.to(keys.dtype.element_ty), mask=there & is_key)
-    tl.store(
-        values + place + at - (HEADS + KV_HEADS) * SIZE,
-        z.to(values.dtype.element_ty),
-        mask=real & (head >= HEADS + KV_HEADS),
-    )
+        highest = tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1))
+        scale = tl.log2(tl.maximum(highest, SMALLEST)[:, None] / LARGEST).to(tl.float16)
+        factor = tl.exp2(-scale.to(tl.float32))
+        x, y = tl.floor(x * factor + (ZERO + 0.5)), tl.floor(y * factor + (ZERO + 0.5))
+        part = is_value.to(tl.int32)
+        of_head = slot * own_stride + (head - HEADS - part * KV_HEADS) * head_stride + 2 * position
+        tl.store(scales + of_head + part, scale, mask=is_key | is_value)
+    place = slot * slot_stride + position * position_stride + at
+    key, value = keys + place - HEADS * SIZE, values + place - (HEADS + KV_HEADS) * SIZE
+    tl.store(key, x.to(keys.dtype.element_ty), mask=there & is_key)
+    tl.store(key + half, y.to(keys.dtype.element_ty), mask=there & is_key)
+    tl.store(value, x.to(values.dtype.element_ty), mask=there & is_value)
+    tl.store(value + half, y.to(values.dtype.element_ty), mask=there & is_value)
+
+
+@triton.jit
+def _halves(numbers, channel, half, mask):  # type: ignore[no-untyped-def]
+    """The first and the second halves of heads, as float32."""
+    x = tl.load(numbers + channel, mask=mask, other=0.0).to(tl.float32)
+    return x, tl.load(numbers + channel + half, mask=mask, other=0.0).to(tl.float32)

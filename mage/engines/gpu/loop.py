@@ -18,7 +18,6 @@ With drafts (`mage.engines.drafts`) it is several tokens in and up to as many ou
 and accepts them, and the host learns their number when it reads the results.
 """
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -30,9 +29,10 @@ import torch
 from mage.engines.drafts import Drafts
 from mage.engines.gpu import reference_ops
 from mage.engines.gpu.prefill import Joining, PrefillBuffer, at_least, to_device
-from mage.engines.gpu.state import PREFILL, DeviceState
+from mage.engines.gpu.state import PREFILL, PREFILL_INT8, DeviceState
 from mage.engines.pool import BLOCK, KeyValuePool, Scales
 from mage.engines.sampling import truncate
+from mage.models.recording import recording
 
 Array = np.ndarray[Any, Any]
 # From queries, keys, values, their scales if they are in 8 bits, and the factor of scores.
@@ -41,13 +41,17 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scales | None, floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenSlots:
-    """The slots and positions of the tokens of one step, and their attention function."""
+    """The slots and positions of the tokens of one step, and their attention function.
+
+    `wanted`: in a prefill, the rows whose hidden states are needed, the last ones of prompts.
+    """
 
     ops: ModuleType
     pool: KeyValuePool
     slots: torch.Tensor
     positions: torch.Tensor
     attention: Attend
+    wanted: torch.Tensor | None = None
 
     def mix(
         self,
@@ -97,6 +101,7 @@ class TokenSlots:
         )
 
 
+# From token ids, positions and places to the hidden states of the wanted rows, or of all rows.
 Forward = Callable[[torch.Tensor, torch.Tensor, TokenSlots], torch.Tensor]
 
 
@@ -141,7 +146,8 @@ class DeviceLoop:
         self.device = pool.device
         self.on_gpu = self.device.type == "cuda"
         self.state = DeviceState.make(slots, self.device)
-        width = max(1, PREFILL.lines * int(pool.store.shape[4]) // heads)
+        lines = (PREFILL_INT8 if pool.small else PREFILL).lines
+        width = max(1, lines * int(pool.store.shape[4]) // heads)
         self.buffer = PrefillBuffer(max_tokens, slots, width, self.device)
         self.sizes = _sizes(slots)
         self.rows = torch.full((self.sizes[-1],), slots, dtype=torch.int64, device=self.device)
@@ -253,8 +259,8 @@ class DeviceLoop:
             return found
 
         self._keep_tokens(words.owner, words.position, words.ids)
-        places = TokenSlots(self.ops, self.pool, words.owner, words.position, attend)
-        hidden = self.forward(words.ids, words.position, places).index_select(0, words.row)
+        places = TokenSlots(self.ops, self.pool, words.owner, words.position, attend, words.row)
+        hidden = self.forward(words.ids, words.position, places)
         logits = self._logits(hidden, words.slot, cut)
         self.ops.choose(logits, words.slot, self.state, self.answers[0][:, :count], False)
 
@@ -317,29 +323,10 @@ class DeviceLoop:
         return None
 
     def _record(self, body: Callable[[], None]) -> Any:
-        """Record a graph whose memory belongs to this loop, the cuBLAS workspace included.
-
-        PyTorch keeps one cuBLAS workspace per stream, and all recordings share a stream. Without
-        the first clear, the graph would use the workspace in the memory pool of the engine that
-        recorded first; that memory is freed when somebody clears workspaces (torch.compile does).
-        After the first clear, the workspace comes from this pool. After the second clear, nobody
-        else uses it.
-
-        No garbage is collected meanwhile: a graph of a dropped engine that is freed while another
-        one is recorded makes the recording invalid.
-        """
+        """Record a graph whose memory belongs to this loop."""
         graph: Any = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self.memory):
-                body()
-        finally:
-            if collects:
-                gc.enable()
-        torch._C._cuda_clearCublasWorkspaces()
+        with recording(), torch.cuda.graph(graph, pool=self.memory):
+            body()
         return graph
 
 

@@ -384,10 +384,11 @@ class LocalEngine(Engine):
     def _on_device(
         self, ids: torch.Tensor, positions: torch.Tensor, places: TokenSlots
     ) -> torch.Tensor:
-        """Hidden states for the device loop."""
+        """Hidden states for the device loop, of the rows that it wants."""
         if self.decoder is not None:
             return self.decoder.on_device(ids, positions, places)
-        return self._modules(ids, positions, places)
+        hidden = self._modules(ids, positions, places)
+        return hidden if places.wanted is None else hidden.index_select(0, places.wanted)
 
     def _modules(
         self, ids: torch.Tensor, positions: torch.Tensor, plan: Plan | TokenSlots

@@ -124,7 +124,10 @@ class PlainDecoder:
     def on_device(
         self, ids: torch.Tensor, positions: torch.Tensor, places: TokenSlots
     ) -> torch.Tensor:
-        """The same for the device loop, with one kernel between two matrix products."""
+        """The same for the device loop, with one kernel between two matrix products.
+
+        The last layer stores the keys of all rows; what follows is computed for the wanted ones.
+        """
         ops = self.ops
         assert ops is not None, "the device loop brings its operations"
         hidden = embedding(ids, self.backbone.embed_tokens.weight)
@@ -141,6 +144,8 @@ class PlainDecoder:
                 self.epsilon,
                 self.scaling,
             ).reshape(len(ids), -1)
+            if layer is self.layers[-1] and places.wanted is not None:
+                hidden, found = (rows.index_select(0, places.wanted) for rows in (hidden, found))
             normed = ops.add_project_norm(
                 hidden, found, layer.out, layer.out_bias, layer.before_mlp, self.epsilon
             )

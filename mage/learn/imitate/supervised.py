@@ -38,7 +38,13 @@ def imitate(
     tokens = sum(len(sample.reply_ids) for sample in samples)
     with attending(model, layout):
         for packed in _packer(model, layout, micro_tokens)(prepare(samples)):
-            hidden = hidden_states(model, packed, recompute=recompute, factors=trainable.factors)
+            hidden = hidden_states(
+                model,
+                packed,
+                recompute=recompute,
+                factors=trainable.factors,
+                graphs=trainable.graphs,
+            )
             loss = -_logprobs(model, hidden, packed, temperature=1.0).sum() / tokens
             trainable.backward(loss)
             losses.append(loss.detach())

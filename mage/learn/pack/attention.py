@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from mage.learn.pack.compilation import compiled
+from mage.learn.pack.graphs import LayerGraphs
 from mage.learn.pack.layers import Mask, attend, run_layers, trie_mask
 from mage.learn.pack.low_rank import Factors
 from mage.learn.pack.packing import Layout, Packed, Shape
@@ -171,6 +172,7 @@ def hidden_states(
     *,
     recompute: bool = False,
     factors: Mapping[torch.Tensor, Factors] | None = None,
+    graphs: LayerGraphs | None = None,
 ) -> torch.Tensor:
     """Last hidden state of every token, [tokens, width]. Call it inside `attending`.
 
@@ -182,8 +184,12 @@ def hidden_states(
     | rows | any | modules of transformers | sdpa of transformers |
 
     `recompute`: keep only the layers' inputs for the backward pass. `factors`: A and B of adapters.
-    A trie of a plain model gives them the gradient; otherwise the weights get it.
+    A trie of a plain model gives them the gradient; otherwise the weights get it. `graphs`: the
+    layers of such a model, recorded.
     """
+    if graphs is not None and packed.layout == "trie":
+        assert packed.ends is not None, "a trie has ends"
+        return graphs(packed.input_ids[0], packed.positions[0], packed.ends)
     if packed.layout == "trie" and is_plain(model):
         assert packed.ends is not None, "a trie has ends"
         return run_layers(
