@@ -58,6 +58,18 @@ LONGEST = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests compute on the CPU, where results are known; `pytest -m gpu` needs a GPU.
+
+    Torch must look for it without using it, or forked test processes could not use it.
+    """
+    marks = config.getoption("markexpr")
+    if "gpu" in marks and "not gpu" not in marks:
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests of fixtures that are `end_to_end`, and put the longest files first.

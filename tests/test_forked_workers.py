@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.e2e
 TESTS = """
@@ -83,3 +84,8 @@ def test_a_crashed_test_process_is_reported_with_its_test(tmp_path):
     done = run(tmp_path, CRASH="1")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
     assert "a test process has crashed. It ran test_them.py::test_crashes" in done.stderr
+
+
+def test_tests_compute_on_the_cpu_also_where_there_is_a_gpu():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert not torch.cuda.is_available()
