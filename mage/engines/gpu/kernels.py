@@ -150,7 +150,6 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     """One row. x are the first halves of its heads, y the second ones: rotation mixes the two."""
     half: tl.constexpr = SIZE // 2
     row = tl.program_id(0).to(tl.int64)
-    # Nothing that is read before `gdc_wait` is written by a kernel that overlaps.
     position, slot = tl.load(positions + row), tl.load(slots + row)
     channel, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, PADDED)[:, None]
     there = channel < half

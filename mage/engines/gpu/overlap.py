@@ -2,10 +2,10 @@
 
 Between two kernels the memory would idle: the next one starts when the last program of the one
 before has ended, and its first loads take a microsecond. With programmatic dependent launch it
-starts as soon as all programs of the one before have started. It asks for weights or keys that no
-kernel of the step writes, and then waits until the one before has ended. A kernel with EARLY reads
-nothing else and writes nothing before `gdc_wait`, so the order of all reads and writes stays that
-of separate kernels, and so do the results.
+starts as soon as all programs of the one before have started. It reads what no kernel that overlaps
+writes (weights, keys of earlier steps, positions), and then waits until the one before has ended. A
+kernel with EARLY reads nothing else and writes nothing before `gdc_wait`, so the results are those
+of separate kernels. The first kernels of a step, of PyTorch, never overlap: they write positions.
 """
 
 from functools import cache
