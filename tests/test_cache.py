@@ -25,6 +25,7 @@ from benchmarks import cache
 from mage.config.errors import UserError
 from mage.config.loading import load_recipe
 from mage.engines.gpu import reference_ops
+from mage.engines.gpu.state import decode_tuning
 from mage.engines.pool import KeyValuePool, Scales
 from mage.models.shapes import PRESETS
 from mage.training.engine_probe import EXACT, HALF, EngineProbe
@@ -175,3 +176,11 @@ def test_the_benchmark_measures_both_caches(monkeypatch, tmp_path):
 def test_the_probe_of_the_engine_allows_for_8_bits(model):
     for name, limits in (("model", EXACT), ("int8", HALF)):
         assert EngineProbe(make_engine(model, name), model, 1.0).limits == limits
+
+
+def test_decode_attention_takes_a_fourth_stage_only_where_there_is_memory_for_it():
+    """Four stages need 104 KB; cards but those of data centres have 99."""
+    assert decode_tuning(512, small=False, deep=True).stages == 4
+    for programs, small, deep in ((512, False, False), (1024, False, True), (512, True, True)):
+        assert decode_tuning(programs, small, deep).stages == 3
+    assert [decode_tuning(count, True, True).warps for count in (1024, 4096)] == [4, 2]

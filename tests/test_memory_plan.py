@@ -292,6 +292,18 @@ def test_recorded_layers_keep_their_activations_in_both_phases():
     assert "--learn.graphs=false" in explain_misfit(small)
 
 
+def test_graphs_take_no_memory_where_nothing_is_recorded():
+    """A warm-up on random play computes forests; layers that are not compiled stay as they are."""
+    recipe = load_recipe("smollm2_kuhn_poker", ["--learn.graphs=true"])
+    shape = PRESETS["smollm2-135m"]
+    assert plan_memory(recipe, shape, 80 * GB).recorded
+    for use in ("warmup", "checkpoint", "model"):
+        assert not plan_memory(recipe, shape, 80 * GB, use=use).recorded
+    taught = load_recipe("smollm2_alfworld", ["--learn.graphs=true"])
+    assert plan_memory(taught, shape, 80 * GB, use="warmup").recorded
+    assert not plan_memory(taught, replace(shape, plain=False), 80 * GB).recorded
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_play_is_the_same_whether_pools_stay_or_are_freed(keeps):
     recipe = load_recipe("kuhn_poker", ["--run.workers=1", "--play.groups=1", "--play.members=2"])

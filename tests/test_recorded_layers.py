@@ -14,6 +14,7 @@ from learn_toys import make_model, make_sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mage.config.errors import DeviceError
+from mage.config.loading import load_recipe
 from mage.config.sections import LearnOptions
 from mage.learn.adapters import Adapters
 from mage.learn.learner import Learner
@@ -21,6 +22,8 @@ from mage.learn.pack import graphs
 from mage.learn.pack.graphs import LayerGraphs
 from mage.learn.pack.tries import prepare
 from mage.models.side_by_side import place_side_by_side
+from mage.run_folder import RunFolder
+from mage.training.device_errors import explain_device_errors
 from mage.types import Sample
 
 
@@ -71,8 +74,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "recording", nullcontext)
 
 
-def make_samples() -> list[Sample]:
-    """Three groups of four samples that share a prompt. All groups have the same sizes."""
+def make_samples(*prompts: int) -> list[Sample]:
+    """Groups of four samples that share a prompt of so many tokens."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> tuple[int, ...]:
@@ -80,24 +83,33 @@ def make_samples() -> list[Sample]:
 
     return [
         make_sample(prompt, draw(6), advantage=float(number - 1))
-        for prompt in (draw(40), draw(40), draw(40))
+        for prompt in map(draw, prompts)
         for number in range(4)
     ]
 
 
-def train(kind: str, recorded: bool, between: Any = None) -> Learner:
-    """Three updates with one group of samples in a micro-batch; `between`: before the third."""
+def train(
+    kind: str,
+    recorded: bool,
+    between: Any = None,
+    prompts: tuple[int, ...] = (40, 40, 40),
+    most: int = 128,
+) -> Learner:
+    """Three updates with one group of samples in a micro-batch; `between`: before the third.
+
+    Micro-batches have whole blocks of 128 tokens.
+    """
     options = LearnOptions(lora_rank=2, micro_tokens=64, minibatches=1, lr=1e-2)
     learner = Learner(make_model(kind, exact=False), options, layout="trie")
     trainable = learner.trainable
     assert isinstance(trainable, Adapters)
     assert trainable.factors is not None
     if recorded:
-        trainable.graphs = LayerGraphs(learner.module.get_decoder(), trainable.factors)
+        trainable.graphs = LayerGraphs(learner.module.get_decoder(), trainable.factors, most)
     for update in range(3):
         if between is not None and update == 2:
             between(learner)
-        learner.update(make_samples(), entropy=0.1, update=update)
+        learner.update(make_samples(*prompts), entropy=0.1, update=update)
     return learner
 
 
@@ -134,11 +146,56 @@ def test_layers_are_recorded_again_when_the_engine_has_moved_their_weights(stand
     assert pair.forward.replays == 2, "of the last update"
 
 
+def test_a_longer_length_begins_a_new_pool_in_which_shorter_ones_are_recorded_again(
+    stand_in, monkeypatch
+):
+    """The second update has a longer micro-batch, which compiles; the third one records it."""
+    pools: list[int] = []
+
+    def new_pool() -> int:
+        pools.append(len(pools))
+        return pools[-1]
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", new_pool)
+
+    def train_both(recorded: bool) -> Learner:
+        learner = train("llama", recorded, prompts=(30, 30), most=256)
+        for update in (3, 4):
+            learner.update(make_samples(30, 150), entropy=0.1, update=update)
+        return learner
+
+    recorded = train_both(True)
+    assert len(pools) == 2
+    assert recorded.trainable.graphs is not None
+    assert list(recorded.trainable.graphs._pairs) == [256, 128]
+    check_equal(recorded, train_both(False))
+
+
+def test_rows_that_are_longer_than_a_micro_batch_are_not_recorded(stand_in):
+    recorded = train("llama", True, prompts=(30, 150, 150), most=128)
+    check_equal(recorded, train("llama", False, prompts=(30, 150, 150)))
+    assert recorded.trainable.graphs is not None
+    assert list(recorded.trainable.graphs._pairs) == [128]
+
+
+def test_a_gradient_that_is_there_is_part_of_the_sum(stand_in):
+    learner = train("llama", True)
+    rows = prepare(make_samples(40, 40))
+    found = []
+    for before in (0.0, 1.0):
+        for master in learner.trainable.masters.values():
+            master.grad = torch.full_like(master, before)
+        learner.accumulate(rows, entropy=0.0)
+        found.append([master.grad.clone() for master in learner.trainable.masters.values()])
+    for zero, one in zip(*found, strict=True):
+        torch.testing.assert_close(one, zero + 1)
+
+
 def test_scores_without_gradient_need_no_graphs(stand_in):
     learner = train("llama", True)
     (pair,) = pairs(learner)
     before = pair.forward.replays
-    learner.logprobs(prepare(make_samples()))
+    learner.logprobs(prepare(make_samples(40, 40, 40)))
     assert pair.forward.replays == before
 
 
@@ -148,4 +205,16 @@ def test_a_failed_recording_names_the_option(stand_in, monkeypatch):
 
     monkeypatch.setattr(Recorder, "__enter__", fail)
     with pytest.raises(DeviceError, match=r"operation not permitted\): set learn.graphs = false"):
+        train("llama", True)
+
+
+def test_a_recording_without_memory_is_the_error_of_a_full_gpu(stand_in, monkeypatch, tmp_path):
+    def fail(self: StandIn) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Recorder, "__enter__", fail)
+    recipe = load_recipe("smollm2_kuhn_poker", ["--learn.graphs=true"])
+    run = RunFolder.create(tmp_path / "run", recipe)
+    advice = r"learn\.graphs = false also needs less memory"
+    with pytest.raises(DeviceError, match=advice), explain_device_errors(run):
         train("llama", True)

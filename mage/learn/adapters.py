@@ -38,8 +38,13 @@ def make_trainable(
         return AllWeights(model, reference=options.kl > 0)
     adapters = Adapters(model, options.lora_rank, seed=seed, start=start)
     factors = adapters.factors
-    if options.graphs and factors and model.device.type == "cuda" and is_plain(model):
-        adapters.graphs = LayerGraphs(model.get_decoder(), factors)
+    if options.graphs and factors and model.device.type == "cuda":
+        if not is_plain(model):
+            raise UserError(
+                "learn.graphs = true is for plain Llama, Qwen2 and Qwen3 models, and the layers of "
+                f"this {type(model).__name__} are others: remove it"
+            )
+        adapters.graphs = LayerGraphs(model.get_decoder(), factors, options.tokens_at_once)
     return adapters
 
 

@@ -32,7 +32,8 @@ def _out_of_memory(folder: RunFolder, error: torch.OutOfMemoryError) -> str:
         f"learn.micro_tokens (now {learn.micro_tokens or 'chosen by the run'})",
         "engines.slots or engines.context",
     ]
-    recompute = "" if learn.recompute else "; learn.recompute = true also needs less memory"
+    less = "learn.graphs = false" if learn.graphs else "learn.recompute = true"
+    recompute = "" if learn.recompute else f"; {less} also needs less memory"
     return (
         f"out of GPU memory: {str(error).splitlines()[0]}\n"
         f"In {folder.path / 'recipe.toml'} lower {' or '.join(advice)}{recompute}.\n"

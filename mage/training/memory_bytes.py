@@ -107,6 +107,7 @@ class FixedBytes:
     gradient_sums: float  # over all micro-batches of a step
     micro_batch_gradients: float  # of one micro-batch; the backward pass makes them layer by layer
     learns: bool  # False: nothing is trained, so there is no learning phase
+    records: bool  # learning uses CUDA graphs of the layers, which keep their activations
     # Held in play only.
     engine_bytes: float  # one engine besides its pool
     bytes_per_slot: float  # one conversation in a key/value pool
@@ -189,6 +190,7 @@ def fixed_bytes(request: PlanRequest) -> FixedBytes:
         gradient_sums=_SUM_BYTES * _trained(request) / _gradient_sharers(request),
         micro_batch_gradients=_micro_batch_gradients(request),
         learns=request.learns,
+        records=_records(request),
         engine_bytes=_engine_bytes(recipe, shape, value_bytes) if local else 0,
         bytes_per_slot=_slot_bytes(recipe, shape, value_bytes) if local else 0,
         rival_bytes_per_slot=_rival_slot_bytes(recipe, value_bytes) if local else 0,
@@ -260,6 +262,13 @@ def _micro_batch_gradients(request: PlanRequest) -> float:
     if not request.half_precision:
         return 0
     return value_bytes * shape.parameters / _gradient_sharers(request)
+
+
+def _records(request: PlanRequest) -> bool:
+    """Whether learn.graphs has an effect. A warm-up on random play computes forests, not tries."""
+    recipe = request.recipe
+    forests = request.use == "warmup" and recipe.warmup.play == "random"
+    return request.learns and recipe.learn.graphs and request.shape.plain and not forests
 
 
 # -- engines

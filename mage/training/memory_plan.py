@@ -51,7 +51,7 @@ class MemoryPlan:
     @property
     def recorded(self) -> float:
         """Activations in the CUDA graphs of learn.graphs, in both phases."""
-        return _recorded(self.fixed, self.request.recipe.learn, self.micro_tokens)
+        return _recorded(self.fixed, self.micro_tokens)
 
     @property
     def playing_bytes(self) -> float:
@@ -125,7 +125,7 @@ def plan_request(request: PlanRequest) -> MemoryPlan:
     """The plan of a request: the choices that are fastest among those that fit."""
     recipe, fixed = request.recipe, fixed_bytes(request)
     recompute, micro_tokens, learn_reasons = _choose_learning(fixed, recipe.learn)
-    slots, slots_reason = _choose_slots(fixed, recipe, _recorded(fixed, recipe.learn, micro_tokens))
+    slots, slots_reason = _choose_slots(fixed, recipe, _recorded(fixed, micro_tokens))
     return MemoryPlan(
         request, fixed, recompute, micro_tokens, slots, (*learn_reasons, slots_reason)
     )
@@ -133,12 +133,11 @@ def plan_request(request: PlanRequest) -> MemoryPlan:
 
 def _choose_learning(fixed: FixedBytes, learn: LearnOptions) -> tuple[bool, int, list[str]]:
     """Recompute, tokens of a micro-batch, and the reasons: as given, else the fastest that fits."""
-    candidates = _candidates(learn, fixed.shape)
+    candidates = _candidates(learn, fixed)
     fitting = (
         (recompute, tokens)
         for recompute, tokens in candidates
-        if fixed.learning_bytes(recompute=recompute, tokens=tokens)
-        + _recorded(fixed, learn, tokens)
+        if fixed.learning_bytes(recompute=recompute, tokens=tokens) + _recorded(fixed, tokens)
         <= fixed.usable
     )
     found = next(fitting, None)
@@ -153,10 +152,10 @@ def _choose_learning(fixed: FixedBytes, learn: LearnOptions) -> tuple[bool, int,
     return recompute, tokens, reasons
 
 
-def _candidates(learn: LearnOptions, shape: ModelShape) -> list[tuple[bool, int]]:
+def _candidates(learn: LearnOptions, fixed: FixedBytes) -> list[tuple[bool, int]]:
     """What the recipe allows, in order of speed; the last one needs the least memory."""
-    most = _ENOUGH if shape.parameters >= _LARGE else _SIZES[0]
-    given_recompute = False if learn.graphs else learn.recompute  # graphs keep the activations
+    most = _ENOUGH if fixed.shape.parameters >= _LARGE else _SIZES[0]
+    given_recompute = False if fixed.records else learn.recompute  # graphs keep the activations
     if given_recompute is None and learn.micro_tokens is None:
         return [(recompute, tokens) for recompute, tokens in _CANDIDATES if tokens <= most]
     given, sizes = learn.micro_tokens, [tokens for tokens in _SIZES if tokens <= most]
@@ -167,10 +166,10 @@ def _candidates(learn: LearnOptions, shape: ModelShape) -> list[tuple[bool, int]
     ]
 
 
-def _recorded(fixed: FixedBytes, learn: LearnOptions, tokens: int) -> float:
-    """Activations that learn.graphs keeps beside those of a length that is computed first."""
-    records = fixed.learns and learn.graphs
-    return fixed.backward_peak(recompute=False, tokens=tokens).activations if records else 0.0
+def _recorded(fixed: FixedBytes, tokens: int) -> float:
+    """Activations that CUDA graphs keep, beside those of a length that is computed first."""
+    peak = fixed.backward_peak(recompute=False, tokens=tokens)
+    return peak.activations if fixed.records else 0.0
 
 
 def _choose_slots(fixed: FixedBytes, recipe: Recipe, recorded: float) -> tuple[int, str]:

@@ -13,7 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from mage.engines.gpu.int8_kernels import blocks_int8, decode_int8, in_words
-from mage.engines.gpu.overlap import fetch, gdc_launch_dependents, gdc_wait, overlaps
+from mage.engines.gpu.overlap import (
+    fetch,
+    gdc_launch_dependents,
+    gdc_wait,
+    is_hopper,
+    overlaps,
+)
 from mage.engines.gpu.state import PREFILL, PREFILL_INT8, Blocks, Tuning, decode_tuning
 from mage.engines.pool import BLOCK, Scales
 
@@ -40,7 +46,8 @@ def attend_decode(
     """
     rows, (heads, size) = len(query) // width, query.shape[1:]
     kv_heads = keys.shape[2]
-    tuning = tuning or decode_tuning(rows * kv_heads, scales is not None)
+    deep = query.element_size() == 2 and is_hopper(query.device)
+    tuning = tuning or decode_tuning(rows * kv_heads, scales is not None, deep)
     splits = min(16, max(1, triton.next_power_of_2(tuning.programs // (rows * kv_heads))))
     out = torch.empty_like(query)
     parts = query.new_empty(splits, *query.shape, dtype=torch.float32) if splits > 1 else query

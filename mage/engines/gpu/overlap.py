@@ -5,7 +5,7 @@ before has ended, and its first loads take a microsecond. With programmatic depe
 starts as soon as all programs of the one before have started. It reads what no kernel that overlaps
 writes (weights, keys of earlier steps, positions), and then waits until the one before has ended. A
 kernel with EARLY reads nothing else and writes nothing before `gdc_wait`, so the results are those
-of separate kernels. The first kernels of a step, of PyTorch, never overlap: they write positions.
+of separate kernels. Positions are written before the first kernel of a step that can overlap.
 """
 
 from functools import cache
@@ -19,16 +19,17 @@ from mage.engines.gpu.state import overlap_pays
 
 _LINE = tl.constexpr(128)  # bytes that one request brings
 
-__all__ = ["fetch", "gdc_launch_dependents", "gdc_wait", "overlaps"]
+__all__ = ["fetch", "gdc_launch_dependents", "gdc_wait", "is_hopper", "overlaps"]
 
 
 def overlaps(rows: torch.Tensor) -> bool:
     """Whether kernels over `rows` [count, ...] do so: on Hopper, where this was measured."""
-    return overlap_pays(len(rows), rows.shape[1:].numel()) and _can_overlap(rows.device)
+    return overlap_pays(len(rows), rows.shape[1:].numel()) and is_hopper(rows.device)
 
 
 @cache
-def _can_overlap(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
+    """Whether this is an H100, an H200 or a relative."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 

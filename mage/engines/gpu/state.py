@@ -73,15 +73,16 @@ PREFILL = Tuning(lines=128, warps=8)
 PREFILL_INT8 = Tuning(lines=64)
 
 
-def decode_tuning(programs: int, small: bool) -> Tuning:
+def decode_tuning(programs: int, small: bool, deep: bool) -> Tuning:
     """How to divide decode attention with so many pairs of a sequence and a key head.
 
     Found on an H200 with 64 sequences of 1,536 keys, 128 of 1,024 and 512 of 576, each with 8 key
-    heads of 128 numbers. `small`: keys in 8 bits.
+    heads of 128 numbers. `small`: keys in 8 bits. `deep`: a multiprocessor has memory for one more
+    stage; 104 KB are needed, and many cards have 99.
     """
     if small:
         return Tuning(lines=16, keys=BLOCK, warps=2 if programs >= 4096 else 4)
-    return Tuning(lines=16, keys=BLOCK, stages=4 if programs <= 512 else 3)
+    return Tuning(lines=16, keys=BLOCK, stages=4 if deep and programs <= 512 else 3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,11 +2,11 @@
 
 A micro-batch of SmolLM2-135M takes about two thousand kernels, and launching them takes the host
 longer than computing them takes the GPU. A graph is one launch: there is one for the forward pass
-and one for the backward pass of each length, and micro-batches have few lengths. Embedding, head,
-loss and optimizer stay as they are. CUDA only, with the direct gradients of adapters.
+and one for the backward pass of each length, and micro-batches have few lengths. Head, loss and
+optimizer stay as they are. CUDA only, with the direct gradients of adapters.
 
 All graphs share one pool of memory, because they run one after the other. It keeps the activations
-of a micro-batch for good, so the memory plan decides whether there is room.
+of the longest micro-batch for good, and the memory plan counts them.
 """
 
 from collections.abc import Mapping
@@ -37,20 +37,22 @@ class LayerGraphs:
     """Computes what `run_layers` does, and adds gradients to `.grad` of A and B.
 
     The first micro-batch of a length runs without graphs, so that kernels are compiled; the second
-    one records.
+    one records. Single rows can be longer than `most` tokens; they run without graphs.
     """
 
-    def __init__(self, backbone: Any, factors: Mapping[Tensor, Factors]) -> None:
-        self._backbone, self._factors = backbone, factors
+    def __init__(self, backbone: Any, factors: Mapping[Tensor, Factors], most: int) -> None:
+        self._backbone, self._factors, self._most = backbone, factors, most
         self._weights = list(backbone.parameters())
         self._trained = [side for one in factors.values() for side in (one.down, one.up)]
         self._sums: list[Tensor] = []
         # A gradient function needs an input that has a gradient.
         self._anchor = torch.zeros((), device=self._trained[0].device, requires_grad=True)
+        self._compiled = set[int]()  # lengths
         self._forget()
 
     def _forget(self) -> None:
-        self._pairs: dict[int, _Pair | None] = {}  # by length; None: compiled, not recorded
+        """Drop all graphs and their memory."""
+        self._pairs: dict[int, _Pair] = {}  # by length
         self._pool = torch.cuda.graph_pool_handle()
         self._places = self._addresses()
 
@@ -61,27 +63,30 @@ class LayerGraphs:
     def __call__(self, ids: Tensor, positions: Tensor, ends: Tensor) -> Tensor:
         """Last hidden states [tokens, width], with gradient."""
         if self._places != self._addresses():
+            self._compiled.clear()  # weights side by side are another version
             self._forget()
         self._begin_sums()
         length = len(ids)
-        if length not in self._pairs:
-            self._pairs[length] = None
+        if length not in self._compiled or length > self._most:
+            self._compiled.add(length)
             return self._run(ids, positions, ends, self._factors)
-        pair = self._pairs[length]
-        if pair is None:
-            pair = self._pairs[length] = self._record(ids, positions, ends)
+        if length not in self._pairs:
+            self._pairs[length] = self._record(ids, positions, ends)
         found: Tensor = _Replay.apply(  # type: ignore[no-untyped-call]
-            self._anchor, pair, ids, positions, ends
+            self._anchor, self._pairs[length], ids, positions, ends
         )
         return found
 
     def _begin_sums(self) -> None:
         """At the first micro-batch of a step: gradients are added up in tensors that stay."""
-        if self._trained[0].grad is None:
-            self._sums = self._sums or [torch.zeros_like(one) for one in self._trained]
-            torch._foreach_zero_(self._sums)
-            for one, gradient in zip(self._trained, self._sums, strict=True):
-                one.grad = gradient
+        if self._sums and self._trained[0].grad is self._sums[0]:
+            return
+        self._sums = self._sums or [torch.zeros_like(one) for one in self._trained]
+        torch._foreach_zero_(self._sums)
+        for one, gradient in zip(self._trained, self._sums, strict=True):
+            if one.grad is not None:
+                gradient.add_(one.grad)
+            one.grad = gradient
 
     def _run(
         self, ids: Tensor, positions: Tensor, ends: Tensor, factors: Mapping[Tensor, Factors]
@@ -94,7 +99,12 @@ class LayerGraphs:
         They compute with parameters that share the memory of A and B. Autograd keeps a node for
         every parameter while any graph with it is alive, here that of the micro-batch before, and
         such a node belongs to the stream on which it was made. This would end the recording.
+
+        Memory of a shorter length does not serve a longer one, so that one begins a new pool, in
+        which the shorter ones are recorded again.
         """
+        if any(shorter < len(given[0]) for shorter in self._pairs):
+            self._forget()
         ids, positions, ends = (one.clone() for one in given)
         factors = {weight: _same_memory(one) for weight, one in self._factors.items()}
         trained = [side for one in factors.values() for side in (one.down, one.up)]
@@ -107,6 +117,8 @@ class LayerGraphs:
                 with torch.cuda.graph(backward, pool=self._pool):
                     found = torch.autograd.grad(hidden, trained, gradient)
                     torch._foreach_add_(self._sums, found)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise DeviceError(
                 f"the layers could not be recorded as CUDA graphs ({str(error).splitlines()[0]}): "
